@@ -1,0 +1,1 @@
+"""Plan -> seconds and bytes: operators, collectives, memory, schedules, step."""

@@ -1,0 +1,58 @@
+"""The base of every document: frozen, closed, finite, with a canonical digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import Fault, SpecError
+
+
+class Document(BaseModel):
+    """Immutable typed data. Unknown fields, NaN and infinities are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def parse(cls, data: Any, pointer: str = "") -> Self:
+        """Validate ``data``; raise :class:`SpecError` with one fault per wrong field, below ``pointer``."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise SpecError(faults_of(error, pointer)) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as plain JSON values."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """``sha256:`` digest of the canonical JSON (sorted keys, no white space)."""
+        return digest_of(self.to_json())
+
+
+def digest_of(value: Any) -> str:
+    """``sha256:`` digest of the canonical JSON form of plain JSON values."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def faults_of(error: ValidationError, pointer: str = "") -> list[Fault]:
+    """One :class:`Fault` per wrong field of a pydantic error; union branches report only the branch that was meant."""
+    faults: dict[tuple[str, str], Fault] = {}
+    for item in error.errors(include_url=False):
+        parts = [str(part).replace("~", "~0").replace("/", "~1") for part in item["loc"]]
+        where = pointer + "".join(f"/{part}" for part in parts)
+        message = item["msg"].removeprefix("Value error, ")
+        value = item.get("input")
+        if isinstance(value, str | int | float | bool) and item["type"] != "missing":
+            text = repr(value)
+            message += f", got {text if len(text) <= 60 else text[:57] + '...'}"
+        if item["type"] == "missing":
+            message = "is required"
+        elif item["type"] == "extra_forbidden":
+            message = "is not a known field"
+        faults.setdefault((where, message), Fault(where, message))
+    return list(faults.values())

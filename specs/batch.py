@@ -1,0 +1,100 @@
+"""``CandidateBatch``: thousands of plan skeletons as a structure of arrays, and the cell keys they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """Equal-length integer columns."""
+
+    def __post_init__(self) -> None:
+        lengths = {field.name: len(getattr(self, field.name)) for field in fields(self)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Self:
+        """Rows by integer index or mask."""
+        return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class CellKeys(_Arrays):
+    """What the cost of a layer depends on, apart from the layer and the GPU type. Columns of length C.
+
+    ``stage_ranks`` = tp*cp*dp ranks of one stage; ``recompute`` and ``sharding`` are indices into the target's lists.
+    """
+
+    tp: IntArray
+    cp: IntArray
+    ep: IntArray
+    etp: IntArray
+    stage_ranks: IntArray
+    micro_batch_size: IntArray
+    recompute: IntArray
+    sharding: IntArray
+
+    @property
+    def dp(self) -> IntArray:
+        return self.stage_ranks // (self.tp * self.cp)
+
+    @property
+    def edp(self) -> IntArray:
+        return self.stage_ranks // (self.etp * self.ep)
+
+
+@dataclass(frozen=True)
+class CandidateBatch(_Arrays):
+    """Plan skeletons: all degrees and choices but the layer split and the placement. Columns of length N."""
+
+    tp: IntArray
+    pp: IntArray
+    cp: IntArray
+    ep: IntArray
+    etp: IntArray
+    dp: IntArray
+    vpp: IntArray
+    micro_batch_size: IntArray
+    num_microbatches: IntArray
+    recompute: IntArray
+    sharding: IntArray
+
+    @property
+    def stage_ranks(self) -> IntArray:
+        return self.tp * self.cp * self.dp
+
+    @property
+    def world_size(self) -> IntArray:
+        return self.stage_ranks * self.pp
+
+    @property
+    def edp(self) -> IntArray:
+        return self.stage_ranks // (self.etp * self.ep)
+
+    def cells(self) -> tuple[CellKeys, IntArray]:
+        """The distinct cell keys, and for every candidate the row of its key."""
+        columns = np.stack(
+            [
+                self.tp,
+                self.cp,
+                self.ep,
+                self.etp,
+                self.stage_ranks,
+                self.micro_batch_size,
+                self.recompute,
+                self.sharding,
+            ]
+        )
+        unique, inverse = np.unique(columns, axis=1, return_inverse=True)
+        return CellKeys(*unique), inverse.reshape(-1)

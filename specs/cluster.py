@@ -1,0 +1,118 @@
+"""``ClusterSpec``: GPU pools joined by nested network levels. Mixed GPU types are normal."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from .base import Document
+
+LinkKind = Literal["nvlink", "xgmi", "pcie", "infiniband", "roce", "efa", "ethernet", "wan"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+
+
+class GpuType(Document):
+    """A GPU type. ``peak_flops`` are dense FLOP/s by precision; a precision that is absent is not supported.
+
+    ``usable_memory_bytes`` is what torch reports as the device's total memory (less than the label says).
+    ``sources`` maps a field to where its value comes from.
+    """
+
+    name: str
+    vendor: Literal["nvidia", "amd"]
+    memory_bytes: PositiveInt
+    usable_memory_bytes: PositiveInt
+    memory_bandwidth_bytes_per_s: PositiveFloat
+    peak_flops: dict[Precision, PositiveFloat]
+    num_sms: PositiveInt
+    compute_capability: float | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
+
+    def supports(self, precision: str) -> bool:
+        """Whether the type has matrix units for ``precision``."""
+        return precision in self.peak_flops
+
+
+class NetworkLevel(Document):
+    """One level of the network, innermost first.
+
+    ``span`` is how many GPUs one instance of the level joins (8 for NVLink in a DGX node); the outermost level of a
+    pool spans all of it. ``bandwidth_bytes_per_s`` is per GPU and direction, before ``oversubscription`` (1 = full
+    bisection). ``latency_s`` is one hop's.
+    """
+
+    name: str
+    kind: LinkKind
+    span: PositiveInt
+    bandwidth_bytes_per_s: PositiveFloat
+    latency_s: NonNegativeFloat
+    oversubscription: float = Field(default=1.0, ge=1.0)
+    source: str = ""
+
+
+class Pool(Document):
+    """Equal nodes of one GPU type with the levels that join them, innermost first, spans growing to the whole pool."""
+
+    name: str
+    gpu: str
+    nodes: PositiveInt
+    gpus_per_node: PositiveInt
+    levels: tuple[NetworkLevel, ...] = Field(min_length=1)
+    hosts: tuple[str, ...] | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        spans = [level.span for level in self.levels]
+        if any(inner >= outer for inner, outer in zip(spans, spans[1:], strict=False)):
+            raise ValueError(f"levels must grow from inner to outer, got spans {spans}")
+        if spans[-1] < self.num_gpus:
+            raise ValueError(f"the outermost level spans {spans[-1]} GPUs, but the pool has {self.num_gpus}")
+        if self.hosts is not None and len(self.hosts) != self.nodes:
+            raise ValueError(f"hosts lists {len(self.hosts)} names for {self.nodes} nodes")
+        if self.hosts is not None and len(set(self.hosts)) != len(self.hosts):
+            raise ValueError("hosts lists a name twice")
+        return self
+
+
+class ClusterSpec(Document):
+    """Pools, the GPU types they use (in full, so that the document stands alone), and the fabric between pools.
+
+    ``assumptions`` names what was filled in from the reference node of a type.
+    """
+
+    name: str
+    gpus: dict[str, GpuType]
+    pools: tuple[Pool, ...] = Field(min_length=1)
+    inter_pool: NetworkLevel | None = None
+    assumptions: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ValueError(f"pool names must differ, got {names}")
+        for pool in self.pools:
+            if pool.gpu not in self.gpus:
+                raise ValueError(f"pool {pool.name} uses GPU type {pool.gpu}, which gpus does not define")
+        if len(self.pools) > 1 and self.inter_pool is None:
+            raise ValueError("inter_pool is required when there is more than one pool")
+        return self
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(pool.num_gpus for pool in self.pools)
+
+    def pool(self, name: str) -> Pool:
+        """The pool called ``name``; KeyError if there is none."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        raise KeyError(name)
+
+    def gpu_of(self, pool: Pool) -> GpuType:
+        return self.gpus[pool.gpu]

@@ -1,0 +1,79 @@
+"""The plan document: one answer to one request, as CLI, REST and files carry it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt
+
+from .base import Document
+from .cluster import ClusterSpec
+from .estimate import Estimate
+from .model import ModelSpec
+from .plan import Plan
+from .target import Target
+from .workload import Workload
+
+SCHEMA_VERSION = 1
+
+
+class Inputs(Document):
+    """The request in full with the digest of each part."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    target: Target
+    digests: dict[str, str] = Field(default_factory=dict)
+
+
+class Bound(Document):
+    """A proven lower bound of the step time over the space that ``space`` declares; ``gap`` = 1 - bound / plan."""
+
+    step_time_s: float = Field(ge=0)
+    gap: float = Field(ge=0, le=1)
+    space: tuple[str, ...]
+
+
+class Alternative(Document):
+    """Another plan that fits, and why it lost."""
+
+    plan: Plan
+    step_time_s: float
+    slower_by: float
+    reason: str
+
+
+class Explanation(Document):
+    """One reason. ``kind`` is a closed word such as ``binding``, ``layout``, ``left-out``, ``next-best``, ``no-fit``."""
+
+    kind: str
+    message: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class Run(Document):
+    """How the answer was made; outside the digest."""
+
+    cpu_s: float
+    candidates: NonNegativeInt
+    pruned: dict[str, NonNegativeInt]
+    date: str
+    id: str | None = None
+
+
+class PlanDocument(Document):
+    """Request, best plan, its estimate, bound, alternatives and explanation."""
+
+    schema_version: Literal[1] = 1
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    reason: str | None = None
+    complete: bool = True
+    inputs: Inputs
+    plan: Plan | None = None
+    estimate: Estimate | None = None
+    bound: Bound | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    explanation: tuple[Explanation, ...] = ()
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    run: Run | None = None

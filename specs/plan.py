@@ -1,0 +1,163 @@
+"""``Plan``: how a model is laid out over devices. Data, versioned JSON, no behaviour."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from .base import Document
+from .target import RecomputeMode
+
+Schedule = Literal["1f1b", "interleaved"]
+ShardingLevel = Literal["none", "zero1", "zero2", "zero3", "fsdp"]
+_BLOCK = re.compile(r"^(?:(embed|head|vision)|(decoder|mtp):(\d+)(?:-(\d+))?)$")
+
+
+class HsdpSharding(Document):
+    """Hybrid sharding: shard inside groups of ``shard`` ranks, replicate over ``replicate`` such groups."""
+
+    replicate: PositiveInt
+    shard: PositiveInt
+
+
+class Hsdp(Document):
+    hsdp: HsdpSharding
+
+
+Sharding = ShardingLevel | Hsdp
+
+
+class Degrees(Document):
+    """The parallel degrees of a stage: ``tp*cp*dp == etp*ep*edp`` ranks."""
+
+    tp: PositiveInt = 1
+    cp: PositiveInt = 1
+    dp: PositiveInt = 1
+    ep: PositiveInt = 1
+    etp: PositiveInt = 1
+    edp: PositiveInt = 1
+
+
+class Chunk(Document):
+    """A model chunk of a stage. ``order`` is its place along the pipeline; blocks are ``vision``, ``embed``,
+    ``decoder:FIRST-LAST`` (inclusive), ``mtp:FIRST-LAST`` and ``head``."""
+
+    order: NonNegativeInt
+    blocks: tuple[str, ...] = ()
+
+
+class Group(Document):
+    """Ranks of a stage that sit in one pool and the micro-batches each of their replicas runs in a step."""
+
+    pool: str
+    gpu: str
+    ranks: tuple[str, ...] = Field(min_length=1)
+    micro_batches: PositiveInt
+
+
+class Stage(Document):
+    """One pipeline stage: its chunks (one, or one a virtual stage), and who runs it."""
+
+    chunks: tuple[Chunk, ...] = Field(min_length=1)
+    degrees: Degrees
+    micro_batch_size: PositiveInt
+    recompute: RecomputeMode
+    sharding: Sharding
+    groups: tuple[Group, ...] = Field(min_length=1)
+
+
+class Devices(Document):
+    """A run of ranks on nodes of one pool. ``nodes`` are node indices in the pool, inclusive ranges; ``host`` where known."""
+
+    ranks: str
+    pool: str
+    nodes: str
+    host: str | None = None
+
+
+class Options(Document):
+    """Switches of the target that a plan sets."""
+
+    sequence_parallel: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    tp_comm_overlap: bool = False
+    overlap_p2p: bool = False
+    dispatcher: Literal["allgather", "alltoall", "flex"] | None = None
+    cp_comm_type: Literal["p2p", "a2a", "allgather"] | None = None
+    cuda_graph: bool = False
+    fused_cross_entropy: bool = True
+    grouped_gemm: bool = False
+    dist_opt_instances: PositiveInt = 1
+    vp_group_size: PositiveInt | None = None
+
+
+class Plan(Document):
+    """A complete plan. A degree is null where stages differ; ``stages`` always say all."""
+
+    tp: PositiveInt | None
+    pp: PositiveInt
+    cp: PositiveInt | None
+    ep: PositiveInt | None
+    etp: PositiveInt | None
+    dp: PositiveInt | None
+    edp: PositiveInt | None
+    vpp: PositiveInt = 1
+    micro_batch_size: PositiveInt | None
+    num_microbatches: PositiveInt
+    schedule: Schedule
+    sharding: Sharding
+    recompute: RecomputeMode
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    rank_order: str = "tp-cp-ep-dp-pp"
+    devices: tuple[Devices, ...] = ()
+    options: Options = Options()
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(stage.degrees.tp * stage.degrees.cp * stage.degrees.dp for stage in self.stages)
+
+
+def parse_range(text: str) -> range:
+    """``"0-63"`` or ``"7"`` as a range; ValueError for anything else."""
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if not match:
+        raise ValueError(f"{text!r} is not a range such as 0-63")
+    first = int(match[1])
+    return range(first, int(match[2] or first) + 1)
+
+
+def format_range(first: int, last: int) -> str:
+    """Inclusive range as text: ``7`` or ``0-63``."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def expand_blocks(blocks: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Blocks of a chunk as (kind, index) pairs in order: ``("decoder", 3)``, ``("embed", 0)``; ValueError if malformed."""
+    out: list[tuple[str, int]] = []
+    for text in blocks:
+        match = _BLOCK.match(text)
+        if not match:
+            raise ValueError(f"{text!r} is not a block; use embed, decoder:0-4, mtp:0, head or vision")
+        if match[1]:
+            out.append((match[1], 0))
+        else:
+            first = int(match[3])
+            out += [(match[2], index) for index in range(first, int(match[4] or first) + 1)]
+    return out
+
+
+def collapse_blocks(blocks: list[tuple[str, int]]) -> tuple[str, ...]:
+    """Inverse of :func:`expand_blocks` with consecutive layers joined."""
+    out: list[str] = []
+    position = 0
+    while position < len(blocks):
+        kind, first = blocks[position]
+        end = position
+        while end + 1 < len(blocks) and blocks[end + 1] == (kind, blocks[end][1] + 1):
+            end += 1
+        out.append(kind if kind in ("embed", "head", "vision") else f"{kind}:{format_range(first, blocks[end][1])}")
+        position = end + 1
+    return tuple(out)
