@@ -1,0 +1,1 @@
+"""The doors: CLI and REST service. Parse, call, present; no planning logic."""

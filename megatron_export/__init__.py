@@ -1,0 +1,1 @@
+"""Plan <-> files of each target, launchers."""

@@ -1,0 +1,1 @@
+"""Request -> best plans: target rules, space, bounds, partition, placement, search, explanation."""

@@ -1,0 +1,1 @@
+"""Hardware -> HardwareProfile: measured operators, layers and collectives; cluster discovery."""
