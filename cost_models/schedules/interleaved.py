@@ -1,0 +1,87 @@
+"""Interleaved 1F1B with V chunks a stage, in Megatron's order (``forward_backward_pipelining_with_interleaving``).
+
+Micro-batches go in groups of P through each chunk in turn. Point-to-point transfers overlap with compute
+(``overlap_p2p_comm``): a send delays its receiver and does not hold its sender.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from meshwright.specs.batch import FloatArray, IntArray
+
+from .base import Operation, Orders, Timeline, boundary_sends, replay
+
+
+class Interleaved:
+    """Warm-up of ``2(P - p - 1) + (V - 1)P`` chunk forwards (at most all), then one forward, one backward in turn."""
+
+    name = "interleaved"
+
+    def legal(self, pp: int, vpp: int, m: int) -> str | None:
+        if vpp < 2:
+            return "interleaved needs at least 2 virtual stages; use 1f1b"
+        if pp < 2:
+            return "interleaved needs at least 2 pipeline stages"
+        if m < pp or m % pp:
+            return f"interleaved needs a multiple of {pp} micro-batches, got {m}"
+        return None
+
+    def orders(self, pp: int, vpp: int, m: int) -> Orders:
+        return _orders(pp, vpp, m)
+
+    def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
+        """The peak total is first reached by the forward after the warm-up; the mix is counted in the forward order."""
+        chunks = np.array([chunk for chunk, _ in _forward_order(pp, vpp, m)])
+        counts = [np.bincount(chunks[: _warm_up(pp, vpp, m, stage) + 1], minlength=vpp) for stage in range(pp)]
+        return np.stack(counts).astype(np.int64)
+
+    def bound_s(self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int) -> FloatArray:
+        """Largest chain: the first chunk of the first micro-batch down to stage i, all work of i, the last one up."""
+        pp = forward_s.shape[-2]
+        send = boundary_sends(send_s, pp)
+        first = forward_s[..., 0] + backward_s[..., 0] + 2 * send
+        before = np.cumsum(first, axis=-1) - first
+        out: FloatArray = (before + m * (forward_s + backward_s).sum(axis=-1)).max(axis=-1)
+        return out
+
+    def simulate(
+        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int, keep_events: bool = False
+    ) -> Timeline:
+        pp, vpp = forward_s.shape
+        sends = boundary_sends(send_s, pp)
+        orders = _orders(pp, vpp, m)
+        return replay(orders, forward_s, backward_s, sends, m, blocking=False, keep_events=keep_events)
+
+
+def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:
+    return min(m * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp)
+
+
+def _forward_order(pp: int, vpp: int, m: int) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) of every forward: groups of P micro-batches, each through all chunks."""
+    return [
+        (chunk, k)
+        for start in range(0, m, pp)
+        for chunk in range(vpp)
+        for k in range(start, min(start + pp, m))
+    ]
+
+
+@lru_cache(maxsize=64)
+def _orders(pp: int, vpp: int, m: int) -> Orders:
+    sequence = _forward_order(pp, vpp, m)
+    forwards: list[Operation] = [(False, chunk, k) for chunk, k in sequence]
+    backwards: list[Operation] = [(True, vpp - 1 - chunk, k) for chunk, k in sequence]
+    total = len(forwards)
+    out = []
+    for stage in range(pp):
+        warm_up = _warm_up(pp, vpp, m, stage)
+        order = forwards[:warm_up]
+        for i in range(total - warm_up):
+            order += [forwards[warm_up + i], backwards[i]]
+        order += backwards[total - warm_up :]
+        out.append(tuple(order))
+    return tuple(out)

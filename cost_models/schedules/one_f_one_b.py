@@ -1,0 +1,78 @@
+"""1F1B without interleaving, in Megatron's order (``forward_backward_pipelining_without_interleaving``).
+
+Sends block: Megatron waits for each exchange before it goes on, so a transfer occupies its sender until it has
+arrived. The receiver's stream is not charged again: it either waits for the data anyway or finds it there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from meshwright.specs.batch import FloatArray, IntArray
+
+from .base import Operation, Orders, Timeline, boundary_sends, replay
+
+
+class OneFOneB:
+    """Warm-up of ``min(M, P - p - 1)`` forwards, then one forward and one backward in turn, then the rest."""
+
+    name = "1f1b"
+
+    def legal(self, pp: int, vpp: int, m: int) -> str | None:
+        if vpp != 1:
+            return f"1f1b has one chunk a stage, got {vpp} virtual stages; use interleaved"
+        return None if m >= 1 else "1f1b needs at least one micro-batch"
+
+    def orders(self, pp: int, vpp: int, m: int) -> Orders:
+        return _orders(pp, m)
+
+    def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
+        return np.minimum(m, pp - np.arange(pp, dtype=np.int64))[:, None]
+
+    def bound_s(self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int) -> FloatArray:
+        """Largest of two chains through every stage i, both of operations that must follow each other.
+
+        One runs the first forward down to i, all work of i, and the last backward up from i. The other runs the first
+        micro-batch through all stages and back to i, then what i has left to do, then up. Sends count in the
+        operations of the sender.
+        """
+        forward, backward = forward_s.sum(axis=-1), backward_s.sum(axis=-1)
+        pp = forward.shape[-1]
+        send = boundary_sends(send_s, pp)[..., : pp - 1]
+        nothing = np.zeros((*send.shape[:-1], 1))
+        forward = forward + np.concatenate([send, nothing], axis=-1)
+        backward = backward + np.concatenate([nothing, send], axis=-1)
+        both = forward + backward
+        before = np.cumsum(both, axis=-1) - both
+        whole_stage = (before + m * both).max(axis=-1)
+        warm_up = np.minimum(m, pp - 1 - np.arange(pp))
+        first_then_rest = (
+            forward.sum(axis=-1, keepdims=True)
+            + backward.sum(axis=-1, keepdims=True)
+            + (m - 1) * backward
+            + np.maximum(m - warm_up - 1, 0) * forward
+        ).max(axis=-1)
+        out: FloatArray = np.maximum(whole_stage, first_then_rest)
+        return out
+
+    def simulate(
+        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int, keep_events: bool = False
+    ) -> Timeline:
+        pp = forward_s.shape[0]
+        sends = boundary_sends(send_s, pp)
+        return replay(_orders(pp, m), forward_s, backward_s, sends, m, blocking=True, keep_events=keep_events)
+
+
+@lru_cache(maxsize=64)
+def _orders(pp: int, m: int) -> Orders:
+    out = []
+    for stage in range(pp):
+        warm_up = min(m, pp - 1 - stage)
+        order: list[Operation] = [(False, 0, k) for k in range(warm_up)]
+        for k in range(m - warm_up):
+            order += [(False, 0, warm_up + k), (True, 0, k)]
+        order += [(True, 0, k) for k in range(m - warm_up, m)]
+        out.append(tuple(order))
+    return tuple(out)
