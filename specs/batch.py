@@ -84,17 +84,9 @@ class CandidateBatch(_Arrays):
 
     def cells(self) -> tuple[CellKeys, IntArray]:
         """The distinct cell keys, and for every candidate the row of its key."""
-        columns = np.stack(
-            [
-                self.tp,
-                self.cp,
-                self.ep,
-                self.etp,
-                self.stage_ranks,
-                self.micro_batch_size,
-                self.recompute,
-                self.sharding,
-            ]
-        )
-        unique, inverse = np.unique(columns, axis=1, return_inverse=True)
-        return CellKeys(*unique), inverse.reshape(-1)
+        columns = {field.name: getattr(self, field.name) for field in fields(CellKeys)}
+        code = np.zeros(len(self), dtype=np.int64)  # mixed radix: one number a row sorts far faster than eight columns
+        for column in columns.values():
+            code = code * (int(column.max(initial=0)) + 1) + column
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return CellKeys(**{name: column[first] for name, column in columns.items()}), inverse.reshape(-1)

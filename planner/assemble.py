@@ -1,0 +1,154 @@
+"""From a finalist to a ``Plan`` document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from meshwright.cost_models.protocol import BlockTable
+from meshwright.specs.batch import IntArray
+from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.model import ModelSpec
+from meshwright.specs.plan import (
+    Chunk,
+    Degrees,
+    Devices,
+    Group,
+    Options,
+    Plan,
+    ShardingLevel,
+    Stage,
+    collapse_blocks,
+    format_range,
+)
+from meshwright.specs.target import RecomputeMode, Target
+
+from .arrangements import Arrangement
+from .pricing import schedule_name
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """All scalar choices of a plan."""
+
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    vpp: int
+    micro_batch_size: int
+    num_microbatches: int
+    recompute: RecomputeMode
+    sharding: ShardingLevel
+
+
+def sharding_level(name: str) -> ShardingLevel:
+    """A target's sharding level as the plan's closed word; ValueError if it is none."""
+    for level in get_args(ShardingLevel):
+        if level == name:
+            return level  # type: ignore[no-any-return]
+    raise ValueError(f"{name!r} is not a sharding level")
+
+
+def build_plan(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    target: Target,
+    blocks: BlockTable,
+    arrangement: Arrangement,
+    skeleton: Skeleton,
+    cuts: IntArray,
+) -> Plan:
+    """The plan that runs ``skeleton``: chunk q holds blocks cuts[q]..cuts[q+1]-1 and sits on stage q mod P."""
+    pp, vpp, ranks = arrangement.pp, skeleton.vpp, arrangement.stage_ranks
+    degrees = Degrees(
+        tp=skeleton.tp,
+        cp=skeleton.cp,
+        dp=skeleton.dp,
+        ep=skeleton.ep,
+        etp=skeleton.etp,
+        edp=ranks // (skeleton.ep * skeleton.etp),
+    )
+    stages = []
+    for stage, pool_index in enumerate(arrangement.stage_pools):
+        pool = cluster.pools[pool_index]
+        orders = [stage + pp * chunk for chunk in range(vpp)]
+        stages.append(
+            Stage(
+                chunks=tuple(
+                    Chunk(order=q, blocks=collapse_blocks(list(blocks.instances[cuts[q] : cuts[q + 1]])))
+                    for q in orders
+                ),
+                degrees=degrees,
+                micro_batch_size=skeleton.micro_batch_size,
+                recompute=skeleton.recompute,
+                sharding=skeleton.sharding,
+                groups=(
+                    Group(
+                        pool=pool.name,
+                        gpu=pool.gpu,
+                        ranks=(format_range(stage * ranks, (stage + 1) * ranks - 1),),
+                        micro_batches=skeleton.num_microbatches,
+                    ),
+                ),
+            )
+        )
+    return Plan(
+        tp=skeleton.tp,
+        pp=pp,
+        cp=skeleton.cp,
+        ep=skeleton.ep,
+        etp=skeleton.etp,
+        dp=skeleton.dp,
+        edp=degrees.edp,
+        vpp=vpp,
+        micro_batch_size=skeleton.micro_batch_size,
+        num_microbatches=skeleton.num_microbatches,
+        schedule="interleaved" if schedule_name(vpp) == "interleaved" else "1f1b",
+        sharding=skeleton.sharding,
+        recompute=skeleton.recompute,
+        stages=tuple(stages),
+        rank_order=target.rank_orders[0],
+        devices=devices_of(cluster, arrangement),
+        options=options_of(model, target, skeleton, pp),
+    )
+
+
+def devices_of(cluster: ClusterSpec, arrangement: Arrangement) -> tuple[Devices, ...]:
+    """Ranks to nodes, pool by pool in pipeline order; one entry a node where hosts are known."""
+    out: list[Devices] = []
+    first = 0
+    for index, stages in zip(arrangement.pools, arrangement.stages, strict=True):
+        pool = cluster.pools[index]
+        ranks = stages * arrangement.stage_ranks
+        nodes = -(-ranks // pool.gpus_per_node)
+        if pool.hosts is None:
+            out.append(
+                Devices(ranks=format_range(first, first + ranks - 1), pool=pool.name, nodes=format_range(0, nodes - 1))
+            )
+        else:
+            for node in range(nodes):
+                low = first + node * pool.gpus_per_node
+                high = min(low + pool.gpus_per_node, first + ranks) - 1
+                out.append(
+                    Devices(ranks=format_range(low, high), pool=pool.name, nodes=str(node), host=pool.hosts[node])
+                )
+        first += ranks
+    return tuple(out)
+
+
+def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) -> Options:
+    """The target's switches for a skeleton."""
+    sharded = skeleton.sharding != "none"
+    return Options(
+        sequence_parallel=target.sequence_parallel and skeleton.tp > 1,
+        overlap_grad_reduce=target.overlap_grad_reduce,
+        overlap_param_gather=target.overlap_param_gather and sharded,
+        overlap_p2p=skeleton.vpp > 1,
+        dispatcher=target.dispatcher if model.is_moe else None,
+        cp_comm_type="p2p" if skeleton.cp > 1 else None,
+        fused_cross_entropy=target.fused_cross_entropy,
+        grouped_gemm=target.grouped_gemm and model.is_moe,
+        vp_group_size=pp if skeleton.vpp > 1 else None,
+    )

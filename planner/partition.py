@@ -1,0 +1,194 @@
+"""Layer split by dynamic programming over stages, exact for the 1F1B bound under memory limits.
+
+The pipeline of one candidate is a row of I blocks (embedding, decoder layers, head, ...) cut into P contiguous stages.
+With t_i(a, b) the busy seconds of stage i for blocks a..b-1, one micro-batch and its own sends, and M micro-batches,
+1F1B takes at least ``max_i( sum_{j<i} t_j + M t_i )``: stage i cannot start before the first micro-batch has passed the
+stages before it, cannot finish before its last backward has gone back through them, and works M t_i itself.
+From the back this is V_i(a) = min_b max( M t_i(a,b), t_i(a,b) + V_{i+1}(b) ), which is exact: the best tail does not
+depend on the head. Stages whose memory does not fit are left out of the minimum.
+
+Everything is vectorised over N candidates that share P and the block table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from meshwright.specs.batch import FloatArray, IntArray
+
+_INF = np.inf
+
+
+@dataclass(frozen=True)
+class StageTables:
+    """What the split of N candidates depends on; block axis I, stage axis P.
+
+    ``busy_s`` [N, P, I] seconds of a block for one micro-batch on the pool of the stage (forward and backward).
+    ``bytes_`` [N, P, I] static bytes of a block plus its activations of all micro-batches in flight at the stage.
+    ``transient_bytes`` [N, I] peak while a block runs; ``capacity_bytes`` [N, P] what blocks may fill.
+    ``send_s`` [N, P] what a stage's own sends hold it for a micro-batch. ``micro_batches`` [N].
+    ``counted`` [I] marks blocks of which every stage needs at least one (decoder layers).
+    """
+
+    busy_s: FloatArray
+    bytes_: FloatArray
+    transient_bytes: FloatArray
+    capacity_bytes: FloatArray
+    send_s: FloatArray
+    micro_batches: IntArray
+    counted: FloatArray
+
+
+@dataclass(frozen=True)
+class Split:
+    """``cuts`` [N, P+1]: stage i holds blocks cuts[i]..cuts[i+1]-1. ``bound_s`` [N]: inf where nothing fits."""
+
+    cuts: IntArray
+    bound_s: FloatArray
+
+
+def _range_sum(values: FloatArray, width: int) -> FloatArray:
+    """[..., I] -> [..., I+1, W]: sum of values a..a+w-1 for w = 1..width, inf past the end."""
+    size = values.shape[-1]
+    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
+    end = np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :]
+    out: FloatArray = prefix[..., np.minimum(end, size)] - prefix[..., :, None]
+    return np.where(end <= size, out, _INF)
+
+
+def _range_max(values: FloatArray, width: int) -> FloatArray:
+    """[..., I] -> [..., I+1, W]: maximum of values a..a+w-1 (0 past the end, where sums are already inf)."""
+    size = values.shape[-1]
+    out = np.zeros((*values.shape[:-1], size + 1, width))
+    padded = np.concatenate([values, np.zeros((*values.shape[:-1], width + 1))], axis=-1)
+    running = np.zeros((*values.shape[:-1], size + 1))
+    for offset in range(width):
+        running = np.maximum(running, padded[..., offset : offset + size + 1])
+        out[..., offset] = running
+    return out
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The dynamic programme's tables: ``spans[i]`` [N, I+1, W] seconds of stage i for blocks a..a+w (inf where it may not
+    be), ``ahead[i]`` [N, I+1] the least bound of stages i.. for blocks a.., ``end`` [I+1, W] where a stage stops."""
+
+    spans: list[FloatArray]
+    ahead: list[FloatArray]
+    end: IntArray
+
+
+def _solve(tables: StageTables, width: int | None) -> _Values:
+    number, stages, size = tables.busy_s.shape
+    width = size if width is None else min(width, size)
+    count = tables.micro_batches[:, None, None].astype(float)
+    end = np.minimum(np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :], size)
+    enough = _range_sum(tables.counted[None, :], width)[0] >= 1
+    transient = _range_max(tables.transient_bytes, width)
+    ahead: list[FloatArray] = []
+    spans: list[FloatArray] = []
+    for stage in range(stages - 1, -1, -1):
+        span = _range_sum(tables.busy_s[:, stage], width) + tables.send_s[:, stage, None, None]
+        need = _range_sum(tables.bytes_[:, stage], width) + transient
+        span = np.where(enough & (need <= tables.capacity_bytes[:, stage, None, None]), span, _INF)
+        if stage == stages - 1:
+            value = np.where(end[None] == size, count * span, _INF)
+        else:
+            later = ahead[-1][np.arange(number)[:, None, None], end[None]]
+            value = np.maximum(count * span, span + later)
+        spans.append(span)
+        ahead.append(value.min(axis=-1))
+    return _Values(spans[::-1], ahead[::-1], end)
+
+
+def split_1f1b(tables: StageTables, width: int | None = None) -> Split:
+    """The best split of every candidate under the 1F1B bound; among equals the most even one.
+
+    ``width`` limits the blocks of a stage (all by default); a caller that gives it knows that longer stages cannot win.
+    """
+    values = _solve(tables, width)
+    return Split(_trace(tables, values), values.ahead[0][:, 0])
+
+
+def _trace(tables: StageTables, values: _Values) -> IntArray:
+    """Walk forward through splits that keep the optimum, each stage as near as it can to an even share of the rest."""
+    number, stages, size = tables.busy_s.shape
+    rows = np.arange(number)
+    count = tables.micro_batches[:, None].astype(float)
+    cuts = np.zeros((number, stages + 1), dtype=np.int64)
+    cuts[:, stages] = size
+    budget = values.ahead[0][:, 0].copy()
+    for stage in range(stages - 1):
+        start = cuts[:, stage]
+        span = values.spans[stage][rows, start]
+        stop = values.end[start]
+        later = values.ahead[stage + 1][rows[:, None], stop]
+        slack = budget[:, None] * (1 + 1e-12)  # sums in another order differ by rounding
+        keeps = (count * span <= slack) & (span + later <= slack)
+        rest = np.array([tables.busy_s[row, stage, start[row] :].sum() for row in rows]) / (stages - stage)
+        away = np.where(keeps & np.isfinite(span), np.abs(span - rest[:, None]), _INF)
+        best = away.argmin(axis=-1)
+        cuts[:, stage + 1] = stop[rows, best]
+        spent = span[rows, best]
+        budget = budget - np.where(np.isfinite(spent), spent, 0.0)
+    return cuts
+
+
+def splits_by_bound(tables: StageTables) -> Iterator[tuple[float, IntArray]]:
+    """Every split of one candidate (N = 1) that fits, as (bound, cuts) in rising order of bound, made as they are asked for.
+
+    Best-first over prefixes of the pipeline; what the stages ahead need at least comes from the dynamic programme.
+    """
+    values = _solve(tables, None)
+    stages, size = tables.busy_s.shape[1:]
+    count = float(tables.micro_batches[0])
+    heap: list[tuple[float, tuple[int, ...], float, float]] = [(float(values.ahead[0][0, 0]), (0,), 0.0, 0.0)]
+    while heap:
+        bound, cuts, spent, longest = heappop(heap)
+        if not np.isfinite(bound):
+            return
+        stage, start = len(cuts) - 1, cuts[-1]
+        if stage == stages:
+            yield bound, np.array(cuts, dtype=np.int64)
+            continue
+        for span, stop in zip(values.spans[stage][0, start], values.end[start], strict=True):
+            if not np.isfinite(span) or (stop == size) != (stage == stages - 1):
+                continue
+            reach = max(longest, spent + count * span)
+            later = 0.0 if stage == stages - 1 else spent + span + values.ahead[stage + 1][0, stop]
+            heappush(heap, (float(max(reach, later)), (*cuts, int(stop)), float(spent + span), float(reach)))
+
+
+def split_chunks(busy_s: FloatArray, stages: int, virtual: int, counted: FloatArray) -> IntArray:
+    """Cuts [P*V + 1] of one candidate into chunks of near-equal time, chunk q on stage q mod P; [P, I] busy seconds.
+
+    Minimises the 8-norm of chunk times, which is close to the longest chunk but leaves no free slack elsewhere.
+    """
+    size = busy_s.shape[1]
+    chunks = stages * virtual
+    scale = busy_s.sum(axis=1).max() / chunks or 1.0
+    enough = np.triu(_pair_sum(counted)) >= 1
+    powered = [np.where(enough, (np.triu(_pair_sum(busy_s[stage])) / scale) ** 8, _INF) for stage in range(stages)]
+    value = np.full(size + 1, _INF)
+    value[size] = 0.0
+    choices: list[IntArray] = []
+    for chunk in range(chunks - 1, -1, -1):
+        total = powered[chunk % stages] + value[None, :]
+        choices.append(total.argmin(axis=1))
+        value = total.min(axis=1)
+    cuts = [0]
+    for choice in reversed(choices):
+        cuts.append(int(choice[cuts[-1]]))
+    if not np.isfinite(value[0]):
+        raise ValueError(f"{chunks} chunks need as many decoder layers, there are {int(counted.sum())}")
+    return np.array(cuts, dtype=np.int64)
+
+
+def _pair_sum(values: FloatArray) -> FloatArray:
+    """[I] -> [I+1, I+1]: sum of values a..b-1 at [a, b]."""
+    prefix = np.concatenate([[0.0], np.cumsum(values)])
+    out: FloatArray = prefix[None, :] - prefix[:, None]
+    return out
