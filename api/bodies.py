@@ -1,0 +1,143 @@
+"""What a request looks like at the doors: one shape for REST bodies and command lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from meshwright.specs.base import Document, faults_of
+from meshwright.specs.errors import SpecError
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic.json_schema import WithJsonSchema
+
+DEFAULT_TARGET = "megatron@0.19"
+DEFAULT_DEADLINE_S = 30.0
+
+_TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+Model = Annotated[
+    Any,
+    Field(description="Preset name, Hugging Face config.json object, or ModelSpec object"),
+    WithJsonSchema({**_TEXT_OR_OBJECT, "examples": ["llama-3.1-70b"]}),
+]
+Cluster = Annotated[
+    Any,
+    Field(description="Shorthand such as 64xH100 or 4x8xH100-SXM+4x8xA100-80GB, cluster object, or ClusterSpec object"),
+    WithJsonSchema({**_TEXT_OR_OBJECT, "examples": ["64xH100"]}),
+]
+WorkloadFields = Annotated[
+    dict[str, Any],
+    Field(
+        description="Workload: global_batch_size and seq_length are required; precision, task, lora, frozen, dtypes "
+        "and the rest have defaults",
+        examples=[{"global_batch_size": 512, "seq_length": 8192}],
+    ),
+]
+
+
+def _choice(value: Any) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("must be a whole number or a name")
+    return value
+
+
+def _arguments(value: Any) -> str | list[str]:
+    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return value
+    raise ValueError("must be an argument line as text, or a list of texts")
+
+
+Headroom = Annotated[float, Field(ge=0, lt=1)]
+Choice = Annotated[Any, BeforeValidator(_choice), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})]
+Arguments = Annotated[
+    Any,
+    BeforeValidator(_arguments),
+    Field(description="Argument line, script text, or list of arguments"),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class Body(Document):
+    """A request body: strict types (no number in quotes), no unknown fields."""
+
+    @classmethod
+    def read(cls, data: Any, pointer: str = "") -> Self:
+        """Validate JSON data; :class:`SpecError` with one fault per wrong field."""
+        try:
+            return cls.model_validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            raise SpecError(faults_of(error, pointer)) from None
+
+
+class _Inputs(Body):
+    """The four inputs of every question."""
+
+    model: Model
+    cluster: Cluster
+    workload: WorkloadFields
+    target: str = DEFAULT_TARGET
+
+
+class PlanBody(_Inputs):
+    """Ask for the best plans, which leave ``memory_headroom`` of the usable memory free."""
+
+    memory_headroom: Headroom = 0.05
+
+    objective: Literal["time", "gpus"] = "time"
+    top: Annotated[int, Field(ge=1, le=50)] = 5
+    fix: dict[str, Choice] = Field(default_factory=dict, examples=[{"tp": 8}])
+    max: dict[str, PositiveInt] = Field(default_factory=dict, examples=[{"pp": 16}])
+    forbid: tuple[str, ...] = Field(default=(), examples=[["vpp"]])
+    work_limit: PositiveInt | None = None
+    deadline_s: Annotated[PositiveFloat, Field(le=3600)] | None = DEFAULT_DEADLINE_S
+
+
+class Degrees(Body):
+    """A plan by its degrees; the rest follows (even or best layer split, default placement)."""
+
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
+    etp: PositiveInt | None = None
+    vpp: PositiveInt = 1
+    micro_batch_size: PositiveInt = 1
+    recompute: str | None = None
+    sharding: str | None = None
+
+    def given(self) -> dict[str, int | str]:
+        """The degrees that have a value."""
+        return {name: value for name, value in self if value is not None}
+
+
+class HeadroomBody(Body):
+    """The share of usable memory to leave free."""
+
+    memory_headroom: Headroom = 0.0
+
+
+class EstimateBody(_Inputs):
+    """Price a plan given by ``degrees`` or, in full, by ``plan``. It fits if memory just holds it."""
+
+    memory_headroom: Headroom = 0.0
+
+    degrees: Degrees | None = None
+    plan: dict[str, Any] | None = Field(default=None, description="A Plan, as in the plan document")
+
+
+class DocumentBody(HeadroomBody):
+    """Price the plan of a plan document again."""
+
+    document: dict[str, Any] = Field(description="A plan document, as POST /v1/plans returns it")
+
+
+class CheckBody(Body):
+    """Check Megatron arguments: legal for the target, and with a cluster also whether they fit."""
+
+    target: str = DEFAULT_TARGET
+    arguments: Arguments
+    world_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    cluster: Cluster = None
+    env: dict[str, str] = Field(default_factory=dict, examples=[{"CUDA_DEVICE_MAX_CONNECTIONS": "1"}])
+    te_version: str | None = None
+    sm: PositiveFloat | None = Field(default=None, description="Compute capability, such as 9.0")
+    memory_headroom: Headroom = 0.0

@@ -1,0 +1,76 @@
+"""``meshwright check``: is a configuration legal for its target, and does it fit?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from .. import exit_codes, options
+
+File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="Script, YAML or argument file, instead of --.")]
+WorldSize = Annotated[str | None, typer.Option("--world-size", metavar="N", help="Number of ranks.")]
+Env = Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="Environment variable. Repeatable.")]
+TeVersion = Annotated[str | None, typer.Option("--te-version", metavar="V", help="Transformer Engine version.")]
+Sm = Annotated[str | None, typer.Option("--sm", metavar="X.Y", help="Compute capability, such as 9.0.")]
+
+
+def check(
+    context: typer.Context,
+    file: File = None,
+    target: options.Target = None,
+    world_size: WorldSize = None,
+    cluster: options.Cluster = None,
+    env: Env = None,
+    te_version: TeVersion = None,
+    sm: Sm = None,
+    memory_headroom: options.Headroom = None,
+    json: options.Json = False,
+    output: options.Output = None,
+) -> int:
+    """Check Megatron arguments: every broken rule, and with a cluster whether they fit.
+
+    Exit code 4: illegal for the target. 3: legal, but does not fit.
+
+    \b
+    Examples:
+      meshwright check --world-size 64 -- --num-layers 80 --hidden-size 8192 ...
+      meshwright check --cluster 64xH100 train.sh
+      meshwright check --world-size 8 --env CUDA_DEVICE_MAX_CONNECTIONS=1 --json -- --num-layers 32 ...
+    """
+    from ..checks import run_check
+    from ..output import deliver
+
+    result = run_check(_body(context), files=True)
+    deliver(result, as_json=json, output=output)
+    if not json:
+        from ..render import print_check
+
+        print_check(result)
+    if not result["legal"]:
+        return exit_codes.ILLEGAL
+    return exit_codes.DOES_NOT_FIT if result["fits"] is False else exit_codes.DONE
+
+
+def _body(context: typer.Context) -> dict[str, Any]:
+    from meshwright.specs.errors import Fault, SpecError
+
+    from ..files import read_text
+    from ..units import fraction, integer
+
+    params, tail = context.params, context.obj
+    if tail is not None and params["file"] is not None:
+        raise SpecError(Fault("/arguments", "give a file or arguments after --, not both"))
+    if tail is None and params["file"] is None:
+        raise SpecError(Fault("/arguments", "give Megatron arguments after --, or a file"))
+    body: dict[str, Any] = {"arguments": list(tail) if tail is not None else read_text(params["file"], "/file")}
+    body |= {name: params[name] for name in ("target", "cluster", "te_version") if params[name] is not None}
+    if params["world_size"] is not None:
+        body["world_size"] = integer(params["world_size"])
+    if params["env"]:
+        body["env"] = options.pairs(params["env"], "--env", str)
+    if params["sm"] is not None:
+        body["sm"] = options.or_text(float, params["sm"])
+    if params["memory_headroom"] is not None:
+        body["memory_headroom"] = options.or_text(fraction, params["memory_headroom"])
+    return body

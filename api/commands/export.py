@@ -1,0 +1,57 @@
+"""``meshwright export``: the files that run a plan."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import exit_codes
+
+PlanFile = Annotated[str | None, typer.Argument(metavar="PLAN", help="Plan document, or - for standard input.")]
+Target = Annotated[str | None, typer.Option("--target", metavar="TARGET", help="Default: the target the plan is for.")]
+Launcher = Annotated[str, typer.Option("--launcher", metavar="NAME", help="torchrun or slurm.")]
+Folder = Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the files as one JSON document; -o may be left out.")]
+
+
+def export(
+    document: PlanFile = None,
+    target: Target = None,
+    launcher: Launcher = "torchrun",
+    output: Folder = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Write the arguments, scripts and host file that run a plan.
+
+    \b
+    Examples:
+      meshwright export plan.json -o run
+      meshwright export plan.json --target megatron@0.19 --launcher slurm -o run
+    """
+    from meshwright.specs.errors import Fault, SpecError
+
+    from ..exports import export_files
+    from ..files import write_folder
+    from ..output import emit, message, to_json
+    from ..plan_files import require_plan_file
+
+    if document is None:
+        raise SpecError(Fault("/document", "is required"))
+    if output is None and not json:
+        raise SpecError(Fault("/output", "is required (or --json)"))
+    plan = require_plan_file(document)
+    if plan.plan is None:
+        message(f"error: PLAN: the document holds no plan ({plan.reason or plan.status})")
+        if json:
+            emit(to_json({"errors": [{"pointer": "/document/plan", "message": "is null", "alternatives": []}]}))
+        return exit_codes.DOES_NOT_FIT
+    files = export_files(plan, target, launcher)
+    if output is not None:
+        for path in write_folder(output, files, force=force):
+            message(f"wrote {path}")
+    if json:
+        emit(to_json({"files": files}))
+    return exit_codes.DONE

@@ -1,0 +1,50 @@
+"""The files that run a plan, for whichever target it is for."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+
+from meshwright.megatron_export import EXPORTERS
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.targets import load_target
+
+#: Earliest time that a zip archive can hold; a fixed one keeps the archive the same for the same plan.
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def export_files(document: PlanDocument, target: str | None = None, launcher: str = "torchrun") -> dict[str, str]:
+    """Name to text of every file. ``target`` must be the one that the plan was made for (None = that one).
+
+    Raises :class:`SpecError` for another target, an unknown launcher, or a document without a plan.
+    """
+    if document.plan is None:
+        raise SpecError(Fault("/plan", f"is null: there is nothing to export (status {document.status})"))
+    made_for = document.inputs.target
+    if target is not None:
+        try:
+            name = load_target(target).name
+        except SpecError as error:
+            raise SpecError(Fault("/target" + f.pointer, f.message, f.alternatives) for f in error.faults) from None
+        if name != made_for.name:
+            raise SpecError(
+                Fault("/target", f"the plan is for {made_for.name}; plan again for {name}", (made_for.name,))
+            )
+    exporter = EXPORTERS.get(made_for.framework)
+    if exporter is None:
+        raise SpecError(Fault("/target", f"there is no exporter for {made_for.framework}", tuple(EXPORTERS)))
+    return exporter(document, launcher)
+
+
+def zip_of(files: Mapping[str, str]) -> bytes:
+    """The files as a zip archive that is the same for the same files; scripts are executable in it."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _ZIP_EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if name.endswith((".sh", ".sbatch")) else 0o644) << 16
+            archive.writestr(entry, text)
+    return out.getvalue()

@@ -1,0 +1,131 @@
+"""From the shape of the doors to the planner's nouns: the same for a command line and a REST body.
+
+A body of a stranger never touches the file system: a text is a preset or a shorthand. Only the command line, whose
+user owns the machine, passes ``files=True``, which lets a text also name a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshwright.planner.request import PlanRequest
+from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.model import ModelSpec
+from meshwright.specs.target import Target
+from meshwright.specs.workload import Workload
+
+from .bodies import DEFAULT_TARGET, EstimateBody, PlanBody
+
+T = TypeVar("T")
+B = TypeVar("B", PlanBody, EstimateBody)
+
+#: Fields of the planner's request besides the four inputs; a body has those that make sense for it.
+OPTIONS = tuple(name for name in PlanRequest.model_fields if name not in ("model", "cluster", "workload", "target"))
+
+
+class Faults:
+    """Collects the faults of several inputs, so that one answer names them all."""
+
+    def __init__(self) -> None:
+        self.found: list[Fault] = []
+
+    def of(self, pointer: str, read: Callable[[], T]) -> T | None:
+        """The value of ``read``, or None after its faults were noted below ``pointer``."""
+        try:
+            return read()
+        except SpecError as error:
+            self.found += [Fault(pointer + f.pointer, f.message, f.alternatives) for f in error.faults]
+            return None
+
+    def raise_if_any(self) -> None:
+        if self.found:
+            raise SpecError(self.found)
+
+
+def read_model(value: Any, *, files: bool = False) -> ModelSpec:
+    """A model by preset name or object; with ``files`` also by the path of a config, ModelSpec or Megatron script."""
+    from meshwright.specs import model_io
+
+    if isinstance(value, dict):
+        name = value.get("_name_or_path")
+        return model_io.model_from_data(value, name if isinstance(name, str) and name else "model")
+    if not isinstance(value, str) or not value:
+        raise SpecError(Fault("", "must be a preset name or a config object"))
+    if not files:
+        return model_io.load_preset(value)
+    if Path(value).suffix in (".sh", ".args", ".sbatch") and Path(value).is_file():
+        return _megatron_model(value)
+    return model_io.load_model(value)
+
+
+def _megatron_model(path: str) -> ModelSpec:
+    from meshwright.megatron_export import model_from_arguments, read_arguments
+
+    from .files import read_text
+
+    return model_from_arguments(read_arguments(read_text(path)))
+
+
+def read_cluster(value: Any, *, files: bool = False) -> ClusterSpec:
+    """A cluster by shorthand or object; with ``files`` also by the path of a YAML or JSON file."""
+    from meshwright.specs import cluster_io
+
+    if isinstance(value, str) and value:
+        return cluster_io.load_cluster(value) if files else cluster_io.cluster_from_data(value)
+    if isinstance(value, dict):
+        return cluster_io.cluster_from_data(value)
+    raise SpecError(Fault("", "must be a shorthand such as 64xH100 or a cluster object"))
+
+
+def read_target(name: str) -> Target:
+    """A target by name."""
+    from meshwright.specs.targets import load_target
+
+    return load_target(name)
+
+
+def read_workload(data: dict[str, Any]) -> Workload:
+    """A workload from its fields; dtypes that are not given follow from the precision."""
+    from meshwright.specs.workload import workload_from_options
+
+    return workload_from_options(data)
+
+
+def plan_request(data: Any, kind: type[B], *, files: bool = False) -> tuple[PlanRequest, B]:
+    """The planner's request in ``data``, and the body as it was read.
+
+    Raises :class:`SpecError` with the faults of the options and of all four inputs together.
+    """
+    faults = Faults()
+    body = faults.of("", lambda: kind.read(data))
+    given = data if isinstance(data, dict) else {}
+    inputs: dict[str, Any] = {}
+    if "model" in given:
+        inputs["model"] = faults.of("/model", lambda: read_model(given["model"], files=files))
+    if "cluster" in given:
+        inputs["cluster"] = faults.of("/cluster", lambda: read_cluster(given["cluster"], files=files))
+    if isinstance(given.get("workload"), dict):
+        inputs["workload"] = faults.of("/workload", lambda: read_workload(given["workload"]))
+    target = given.get("target", DEFAULT_TARGET)
+    if isinstance(target, str):
+        inputs["target"] = faults.of("/target", lambda: read_target(target))
+    faults.raise_if_any()
+    assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
+    options = {name: getattr(body, name) for name in OPTIONS if hasattr(body, name)}
+    return PlanRequest.parse({**inputs, **options}), body
+
+
+def document_request(document: PlanDocument, *, memory_headroom: float = 0.0) -> PlanRequest:
+    """The request that a plan document answers, so that its plan can be priced again."""
+    inputs = document.inputs
+    return PlanRequest(
+        model=inputs.model,
+        cluster=inputs.cluster,
+        workload=inputs.workload,
+        target=inputs.target,
+        memory_headroom=memory_headroom,
+    )
