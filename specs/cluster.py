@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from .base import Document
+from .fields import Count, NonNegative, Positive, Ratio
 
 LinkKind = Literal["nvlink", "xgmi", "pcie", "infiniband", "roce", "efa", "ethernet", "wan"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+#: More GPUs than any cluster has; a larger count is a typing error, and its plans would not fit in memory.
+MAX_GPUS = 1_000_000
 
 
 class GpuType(Document):
@@ -21,11 +24,11 @@ class GpuType(Document):
 
     name: str
     vendor: Literal["nvidia", "amd"]
-    memory_bytes: PositiveInt
-    usable_memory_bytes: PositiveInt
-    memory_bandwidth_bytes_per_s: PositiveFloat
-    peak_flops: dict[Precision, PositiveFloat]
-    num_sms: PositiveInt
+    memory_bytes: Count
+    usable_memory_bytes: Count
+    memory_bandwidth_bytes_per_s: Positive
+    peak_flops: dict[Precision, Positive]
+    num_sms: Count
     compute_capability: float | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
@@ -44,22 +47,26 @@ class NetworkLevel(Document):
 
     name: str
     kind: LinkKind
-    span: PositiveInt
-    bandwidth_bytes_per_s: PositiveFloat
-    latency_s: NonNegativeFloat
-    oversubscription: float = Field(default=1.0, ge=1.0)
+    span: Count
+    bandwidth_bytes_per_s: Positive
+    latency_s: NonNegative
+    oversubscription: Ratio = 1.0
     source: str = ""
 
 
 class Pool(Document):
-    """Equal nodes of one GPU type with the levels that join them, innermost first, spans growing to the whole pool."""
+    """Equal nodes of one GPU type with the levels that join them, innermost first, spans growing to the whole pool.
+
+    ``host_memory_bytes`` is the RAM of one node, which offload plans need.
+    """
 
     name: str
     gpu: str
-    nodes: PositiveInt
-    gpus_per_node: PositiveInt
+    nodes: Count
+    gpus_per_node: Count
     levels: tuple[NetworkLevel, ...] = Field(min_length=1)
     hosts: tuple[str, ...] | None = None
+    host_memory_bytes: Count | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -101,6 +108,8 @@ class ClusterSpec(Document):
                 raise ValueError(f"pool {pool.name} uses GPU type {pool.gpu}, which gpus does not define")
         if len(self.pools) > 1 and self.inter_pool is None:
             raise ValueError("inter_pool is required when there is more than one pool")
+        if self.num_gpus > MAX_GPUS:
+            raise ValueError(f"the cluster has {self.num_gpus} GPUs; at most {MAX_GPUS} are planned for")
         return self
 
     @property
