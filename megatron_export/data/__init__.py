@@ -1,0 +1,1 @@
+"""Flag inventories of the targets, taken from their parsers."""

@@ -1,0 +1,59 @@
+"""Rules of a target as data: judged on one plan (``violations``) or on thousands of candidates (``bulk_legal``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from meshwright.specs.batch import CandidateBatch
+from meshwright.specs.cluster import GpuType
+from meshwright.specs.model import ModelSpec
+from meshwright.specs.target import Target
+from meshwright.specs.workload import Workload
+
+from .derive import facts_of_batch, facts_of_plan
+from .experts import EXPERTS
+from .facts import Facts
+from .grid import GRID
+from .layout import Layout, LayoutError
+from .pipeline import PIPELINE
+from .rule import Rule, Violation, broken
+from .sharding import MODELS, SHARDING
+
+#: All rules of the Megatron target, in the order in which they are judged.
+MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *MODELS)
+
+
+def violations(facts: Facts) -> list[Violation]:
+    """Every rule that a plan breaks, with its numbers and near legal values; empty if the plan is legal."""
+    return broken(MEGATRON, facts)
+
+
+def bulk_legal(
+    batch: CandidateBatch, model: ModelSpec, workload: Workload, target: Target, gpus: Iterable[GpuType] = ()
+) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
+    """Mask of the legal candidates, and how many each rule is the first to refuse."""
+    facts = facts_of_batch(batch, model, workload, target, gpus)
+    legal = np.ones(len(batch), dtype=np.bool_)
+    rejected: dict[str, int] = {}
+    for rule in MEGATRON:
+        refused = legal & ~np.broadcast_to(np.asarray(rule.holds(facts), dtype=np.bool_), legal.shape)
+        if refused.any():
+            rejected[rule.id] = int(refused.sum())
+            legal &= ~refused
+    return legal, rejected
+
+
+__all__ = [
+    "MEGATRON",
+    "Facts",
+    "Layout",
+    "LayoutError",
+    "Rule",
+    "Violation",
+    "bulk_legal",
+    "facts_of_batch",
+    "facts_of_plan",
+    "violations",
+]
