@@ -107,7 +107,7 @@ def _layout(best: Finalist, plan: Plan) -> Explanation | None:
     layers = decoder_layers(plan)
     if len(layers) == 1 or len(set(layers)) == 1:
         return None
-    sums = best.batch.sums(best.candidate, best.cuts)
+    sums = best.batch.sums(best.candidate, best.cuts, best.leading)
     busy = (sums.forward_s + sums.backward_s).sum(axis=1)
     pools = [stage.groups[0].gpu for stage in plan.stages]
     listing = ", ".join(
@@ -117,7 +117,7 @@ def _layout(best: Finalist, plan: Plan) -> Explanation | None:
     data: dict[str, object] = {"layers": layers, "gpus": pools, "micro_batch_s": busy.tolist()}
     even = even_cuts(best)
     if even is not None:
-        other = best.batch.sums(best.candidate, even)
+        other = best.batch.sums(best.candidate, even, best.leading)
         even_s = best.batch.step_s(best.candidate, other)
         data["even_step_time_s"] = even_s
         if not other.fits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from meshwright.cost_models.cells import CostModel
@@ -18,27 +18,31 @@ from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray
 
 from . import rules
 from .arrangements import arrangements, refused_pools
-from .partition import StageTables, split_1f1b, split_chunks
-from .pricing import PricedBatch
+from .partition import splits_by_bound
+from .pricing import PricedBatch, with_recompute
 from .request import PlanRequest
-from .space import candidates
+from .space import block_mode, candidates
+from .splits import fewest_recomputed, fewest_recomputed_virtual, split_plain, split_virtual, stage_tables
 
 Progress = Callable[[str, int, int], None]
 #: Candidates split together: large enough to amortise numpy calls, small enough to profit from a falling best time.
 SPLIT_BATCH = 32
+#: Other splits simulated at most to settle the candidates that could still win.
+SIMULATION_LIMIT = 256
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """A candidate with its split and its step time, event by event."""
+    """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed."""
 
     batch: PricedBatch
     candidate: int
     cuts: IntArray
     step_time_s: float
     bound_s: float
+    leading: int = 0
 
     def column(self, name: str) -> int:
         """A column of the candidate's skeleton."""
@@ -54,7 +58,7 @@ class Finalist:
     def order(self) -> tuple[float, tuple[int, ...]]:
         """Ranking key: step time, then everything else so that ties break the same way every time."""
         names = ("vpp", "micro_batch_size", "recompute", "sharding")
-        return (self.step_time_s, (*self.key, *(self.column(name) for name in names)))
+        return (self.step_time_s, (*self.key, *(self.column(name) for name in names), self.leading))
 
 
 @dataclass
@@ -62,7 +66,7 @@ class SearchResult:
     """What a search found and what it left out."""
 
     finalists: list[Finalist] = field(default_factory=list)
-    best_bound_s: float = np.inf
+    untried_bound_s: float = np.inf
     complete: bool = True
     candidates: int = 0
     pruned: Counter[str] = field(default_factory=Counter)
@@ -71,6 +75,11 @@ class SearchResult:
     priced: list[PricedBatch] = field(default_factory=list)
     split: int = 0
     deadline_hit: bool = False
+
+    @property
+    def bound_s(self) -> float:
+        """No plan of the space is faster than this."""
+        return min([self.untried_bound_s, *(min(f.bound_s, f.step_time_s) for f in self.finalists)])
 
     @property
     def best(self) -> Finalist | None:
@@ -106,16 +115,16 @@ class Search:
             self.progress("price", done, len(found))
             batch = self._legal(candidates(self.request, arrangement, self.request.target.expert_tensor_parallel))
             if len(batch):
-                keys, row = batch.cells()
-                cells = self.costs.cells(keys)
-                priced = PricedBatch(self.costs, cells, row, batch, arrangement, self.request.memory_headroom)
+                priced = PricedBatch(self.costs, batch, arrangement, self.request.target, self.request.memory_headroom)
                 self.result.priced.append(priced)
 
     def _legal(self, batch: CandidateBatch) -> CandidateBatch:
         self.result.candidates += len(batch)
         if not len(batch):
             return batch
-        mask, rejected = rules.bulk_legal(batch, self.request.model, self.request.workload, self.request.target)
+        modes = [mode.granularity for mode in self.request.target.recompute]
+        named = with_recompute(batch, batch.recompute == block_mode(self.request.target), modes, "full")
+        mask, rejected = rules.bulk_legal(named, self.request.model, self.request.workload, self.request.target)
         self.result.rejected.update(rejected)
         self.result.pruned["illegal"] += int((~mask).sum())
         return batch.take(mask)
@@ -145,8 +154,26 @@ class Search:
                     return
         left = bounds[order[position:]]
         result.pruned["bound"] += len(left)
-        unproven = float(left.min()) if len(left) else np.inf
-        result.best_bound_s = min(result.best_bound_s, unproven, best)
+        result.untried_bound_s = float(left.min(initial=np.inf))
+        self._refine()
+
+    def _refine(self) -> None:
+        """Look at other splits of the candidates that could still win, lowest bound first.
+
+        The dynamic programme minimises the bound, the events may like another split better. Splits come in rising order
+        of bound, so a candidate is settled when the next bound is not below the best step time.
+        """
+        result = self.result
+        left = SIMULATION_LIMIT
+        for position in sorted(range(len(result.finalists)), key=lambda i: (result.finalists[i].bound_s, i)):
+            finalist, best = result.finalists[position], result.best
+            if best is None or finalist.bound_s >= best.step_time_s or left <= 0 or self._late():
+                break
+            if finalist.column("vpp") > 1:
+                continue
+            result.finalists[position], used = refined(finalist, best.step_time_s, left)
+            left -= used
+            self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
 
     def _promising(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
         """Lower bounds and least fills of all candidates that may fit, with the batch and the row each belongs to."""
@@ -169,75 +196,73 @@ class Search:
 
     def _split(self, owners: IntArray, members: IntArray, best: float) -> Iterator[Finalist]:
         """Split candidates and simulate those whose bound is below the best step time, best bound first."""
-        found: list[tuple[float, int, int, IntArray]] = []
+        found: list[Finalist] = []
         for owner in np.unique(owners):
             priced = self.result.priced[int(owner)]
             index = members[owners == owner]
-            plain = index[priced.batch.vpp[index] == 1]
-            if len(plain):
-                cuts, bound = split_plain(priced, plain, best)
-                self.result.pruned["memory"] += int(np.isinf(bound).sum())
-                found += [
-                    (float(b), int(owner), int(i), c)
-                    for b, i, c in zip(bound, plain, cuts, strict=True)
-                    if np.isfinite(b)
-                ]
-            for i in index[priced.batch.vpp[index] > 1]:
-                cuts = split_virtual(priced, int(i))
-                found.append((0.0, int(owner), int(i), cuts))
-        for bound, owner, candidate, cuts in sorted(found, key=lambda item: item[:3]):
-            priced = self.result.priced[owner]
-            if bound >= best:
-                self.result.best_bound_s = min(self.result.best_bound_s, bound)
+            plain = priced.batch.vpp[index] == 1
+            for chosen in (index[plain & ~priced.is_block[index]], index[plain & priced.is_block[index]]):
+                if len(chosen):
+                    found += self._plain(priced, chosen, best)
+            for candidate in index[~plain]:
+                found += self._virtual(priced, int(candidate))
+        for finalist in sorted(found, key=lambda item: (item.bound_s, item.order)):
+            if finalist.bound_s >= best:
                 continue
-            sums = priced.sums(candidate, cuts)
-            if not sums.fits:
-                self.result.pruned["memory"] += 1
-                continue
-            bound = max(bound, priced.bound_s(candidate, sums)) if priced.batch.vpp[candidate] > 1 else bound
-            self.result.best_bound_s = min(self.result.best_bound_s, bound)
-            if bound >= best:
-                continue
-            finalist = Finalist(priced, candidate, cuts, priced.step_s(candidate, sums), bound)
+            finalist = simulated(finalist)
             best = min(best, finalist.step_time_s)
             yield finalist
 
+    def _plain(self, priced: PricedBatch, index: IntArray, best: float) -> list[Finalist]:
+        """The best-bound split of 1F1B candidates of one recompute kind, where one fits."""
+        if priced.is_block[index[0]]:
+            leading, cuts, bound = fewest_recomputed(priced, index, best)
+        else:
+            leading = np.zeros(len(index), dtype=np.int64)
+            cuts, bound = split_plain(priced, index, best)
+        fits = np.nonzero(np.isfinite(bound))[0]
+        self.result.pruned["memory"] += len(index) - len(fits)
+        return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
 
-def split_plain(
-    priced: PricedBatch, index: IntArray, best_s: float = np.inf, ignore_memory: bool = False
-) -> tuple[IntArray, FloatArray]:
-    """Cuts [n, P+1] and bound of the step time [n] of 1F1B candidates, inf where no split fits.
-
-    ``best_s`` is a step time already reached: stages that alone need longer are not tried.
-    """
-    busy = priced.busy_s(index)
-    held = priced.held(index)[:, :, 0]
-    static = priced.per_block(priced.cells.static_bytes, index)
-    activations = priced.per_block(priced.cells.activation_bytes, index)
-    count = priced.batch.num_microbatches[index]
-    width = busy.shape[-1]
-    if np.isfinite(best_s):
-        # blocks that cost least come first in the sum, so no longer stage can stay below best_s
-        cheapest = np.sort(busy.min(axis=1), axis=-1).cumsum(axis=-1) * count[:, None]
-        width = max(1, int((cheapest <= best_s).sum(axis=-1).max()))
-    split = split_1f1b(
-        StageTables(
-            busy_s=busy,
-            bytes_=static[:, None, :] + held[:, :, None] * activations[:, None, :],
-            transient_bytes=priced.per_block(priced.cells.transient_bytes, index),
-            capacity_bytes=np.full((len(index), busy.shape[1]), np.inf)
-            if ignore_memory
-            else priced.capacity_bytes(index),
-            send_s=priced.held_by_sends_s(index),
-            micro_batches=count,
-            counted=priced.counted,
-        ),
-        width,
-    )
-    return split.cuts, split.bound_s + priced.least_tail_s()[index]
+    def _virtual(self, priced: PricedBatch, candidate: int) -> list[Finalist]:
+        """The one split of an interleaved candidate, if it fits."""
+        cuts = split_virtual(priced, candidate)
+        leading = fewest_recomputed_virtual(priced, candidate, cuts) if priced.is_block[candidate] else 0
+        if leading is None or not priced.sums(candidate, cuts, leading).fits:
+            self.result.pruned["memory"] += 1
+            return []
+        return [
+            Finalist(
+                priced,
+                candidate,
+                cuts,
+                np.inf,
+                priced.bound_s(candidate, priced.sums(candidate, cuts, leading)),
+                leading,
+            )
+        ]
 
 
-def split_virtual(priced: PricedBatch, candidate: int) -> IntArray:
-    """Chunk cuts [P*V + 1] of an interleaved candidate."""
-    busy = priced.busy_s(np.array([candidate]))[0]
-    return split_chunks(busy, priced.arrangement.pp, int(priced.batch.vpp[candidate]), priced.counted)
+def simulated(finalist: Finalist) -> Finalist:
+    """The finalist with its step time. An interleaved candidate has one split in the space, which settles it."""
+    priced, candidate = finalist.batch, finalist.candidate
+    step_s = priced.step_s(candidate, priced.sums(candidate, finalist.cuts, finalist.leading))
+    bound_s = step_s if priced.batch.vpp[candidate] > 1 else finalist.bound_s
+    return replace(finalist, step_time_s=step_s, bound_s=bound_s)
+
+
+def refined(finalist: Finalist, best_s: float, limit: int) -> tuple[Finalist, int]:
+    """The finalist with its best split and the bound that is then proven, and how many splits were simulated."""
+    priced, candidate = finalist.batch, finalist.candidate
+    tail = float(priced.least_tail_s()[candidate])
+    used = 0
+    leading = np.array([finalist.leading], dtype=np.int64)
+    for split_bound, cuts in splits_by_bound(stage_tables(priced, np.array([candidate]), leading)):
+        bound = split_bound + tail
+        if bound >= min(best_s, finalist.step_time_s) or used >= limit:
+            return replace(finalist, bound_s=min(bound, finalist.step_time_s)), used
+        used += 1
+        step_s = priced.step_s(candidate, priced.sums(candidate, cuts, finalist.leading))
+        if step_s < finalist.step_time_s:
+            finalist = replace(finalist, cuts=cuts, step_time_s=step_s)
+    return replace(finalist, bound_s=finalist.step_time_s), used

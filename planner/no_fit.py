@@ -12,9 +12,10 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.estimate import Estimate
 
 from .explain import GIB, left_out
-from .explore import Finalist, Search, SearchResult, split_plain, split_virtual
+from .explore import Finalist, Search, SearchResult
 from .request import PlanRequest
 from .space import divisors
+from .splits import split_plain, split_virtual
 
 #: The smallest fitting cluster is looked for up to this many GPUs.
 MAX_GPUS = 131_072

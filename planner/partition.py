@@ -31,6 +31,9 @@ class StageTables:
     ``transient_bytes`` [N, I] peak while a block runs; ``capacity_bytes`` [N, P] what blocks may fill.
     ``send_s`` [N, P] what a stage's own sends hold it for a micro-batch. ``micro_batches`` [N].
     ``counted`` [I] marks blocks of which every stage needs at least one (decoder layers).
+
+    The first ``leading`` [N] counted blocks of every stage are recomputed: they add ``extra_busy_s`` and
+    ``extra_bytes`` [N, P, I] (negative: what is no longer kept) and run with ``extra_transient_bytes`` [N, I].
     """
 
     busy_s: FloatArray
@@ -40,6 +43,10 @@ class StageTables:
     send_s: FloatArray
     micro_batches: IntArray
     counted: FloatArray
+    leading: IntArray
+    extra_busy_s: FloatArray
+    extra_bytes: FloatArray
+    extra_transient_bytes: FloatArray
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,35 @@ def _range_sum(values: FloatArray, width: int) -> FloatArray:
     return np.where(end <= size, out, _INF)
 
 
+def leading_stop(counted: FloatArray, leading: IntArray) -> IntArray:
+    """[N, I+1]: where the first ``leading`` counted blocks from block a on end."""
+    size = len(counted)
+    seen = np.concatenate([[0.0], np.cumsum(counted)])  # counted blocks before each position
+    wanted = seen[None, :] + leading[:, None]
+    stop: IntArray = np.searchsorted(seen, wanted, side="left")
+    start = np.arange(size + 1)[None, :]
+    return np.where(leading[:, None] > 0, np.minimum(stop, size), start)
+
+
+def _leading_sum(values: FloatArray, stop: IntArray, end: IntArray) -> FloatArray:
+    """[N, I], stop [N, I+1], end [I+1, W] -> [N, I+1, W]: sum of values from a to the earlier of stop and end."""
+    prefix = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=-1)], axis=-1)
+    until = np.minimum(stop[:, :, None], end[None])
+    rows = np.arange(len(values))[:, None, None]
+    out: FloatArray = prefix[rows, until] - prefix[:, :, None]
+    return out
+
+
+def _leading_max(values: FloatArray, stop: IntArray, width: int) -> FloatArray:
+    """[N, I], stop [N, I+1] -> [N, I+1, W]: maximum of values from a to the earlier of stop and a+w."""
+    whole = _range_max(values, width)
+    longest = np.clip(stop - np.arange(stop.shape[1])[None, :], 0, width)
+    offset = np.minimum(np.arange(width)[None, None, :], longest[:, :, None] - 1)
+    taken = np.take_along_axis(whole, np.maximum(offset, 0), axis=-1)
+    out: FloatArray = np.where(longest[:, :, None] > 0, taken, 0.0)
+    return out
+
+
 def _range_max(values: FloatArray, width: int) -> FloatArray:
     """[..., I] -> [..., I+1, W]: maximum of values a..a+w-1 (0 past the end, where sums are already inf)."""
     size = values.shape[-1]
@@ -73,8 +109,11 @@ def _range_max(values: FloatArray, width: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Values:
-    """The dynamic programme's tables: ``spans[i]`` [N, I+1, W] seconds of stage i for blocks a..a+w (inf where it may not
-    be), ``ahead[i]`` [N, I+1] the least bound of stages i.. for blocks a.., ``end`` [I+1, W] where a stage stops."""
+    """The dynamic programme's tables.
+
+    ``spans[i]`` [N, I+1, W]: seconds of stage i for blocks a..a+w, inf where that may not be. ``ahead[i]`` [N, I+1]:
+    the least bound of stages i.. for blocks a... ``end`` [I+1, W]: where a stage stops.
+    """
 
     spans: list[FloatArray]
     ahead: list[FloatArray]
@@ -88,11 +127,18 @@ def _solve(tables: StageTables, width: int | None) -> _Values:
     end = np.minimum(np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :], size)
     enough = _range_sum(tables.counted[None, :], width)[0] >= 1
     transient = _range_max(tables.transient_bytes, width)
+    stop = leading_stop(tables.counted, tables.leading)
+    recomputes = bool((tables.leading > 0).any())
+    if recomputes:
+        transient = np.maximum(transient, _leading_max(tables.extra_transient_bytes, stop, width))
     ahead: list[FloatArray] = []
     spans: list[FloatArray] = []
     for stage in range(stages - 1, -1, -1):
         span = _range_sum(tables.busy_s[:, stage], width) + tables.send_s[:, stage, None, None]
         need = _range_sum(tables.bytes_[:, stage], width) + transient
+        if recomputes:
+            span = span + _leading_sum(tables.extra_busy_s[:, stage], stop, end)
+            need = need + _leading_sum(tables.extra_bytes[:, stage], stop, end)
         span = np.where(enough & (need <= tables.capacity_bytes[:, stage, None, None]), span, _INF)
         if stage == stages - 1:
             value = np.where(end[None] == size, count * span, _INF)
@@ -138,7 +184,7 @@ def _trace(tables: StageTables, values: _Values) -> IntArray:
 
 
 def splits_by_bound(tables: StageTables) -> Iterator[tuple[float, IntArray]]:
-    """Every split of one candidate (N = 1) that fits, as (bound, cuts) in rising order of bound, made as they are asked for.
+    """Every split of one candidate (N = 1) that fits, as (bound, cuts) in rising order of bound, made on demand.
 
     Best-first over prefixes of the pipeline; what the stages ahead need at least comes from the dynamic programme.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -11,9 +11,12 @@ from meshwright.cost_models import schedules
 from meshwright.cost_models.memory import block_capacity_bytes
 from meshwright.cost_models.protocol import CellCosts, StageCosts, Tail
 from meshwright.cost_models.step import step_time
-from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray
+from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
+from meshwright.specs.target import Target
 
 from .arrangements import Arrangement
+from .partition import leading_stop
+from .space import block_mode
 
 
 def in_flight(pp: int, vpp: int, micro_batches: int) -> IntArray:
@@ -48,6 +51,13 @@ class StageSums:
         return bool((self.memory_bytes <= self.capacity_bytes).all())
 
 
+def with_recompute(batch: CandidateBatch, which: BoolArray, modes: list[str], granularity: str) -> CandidateBatch:
+    """The batch with the recompute mode of the rows ``which`` replaced by the first one of a granularity."""
+    if not which.any():
+        return batch
+    return replace(batch, recompute=np.where(which, modes.index(granularity), batch.recompute))
+
+
 class PricedBatch:
     """Candidates of one arrangement with the costs of their cells.
 
@@ -55,15 +65,19 @@ class PricedBatch:
     """
 
     def __init__(
-        self,
-        costs: StageCosts,
-        cells: CellCosts,
-        row: IntArray,
-        batch: CandidateBatch,
-        arrangement: Arrangement,
-        headroom: float,
+        self, costs: StageCosts, batch: CandidateBatch, arrangement: Arrangement, target: Target, headroom: float
     ):
-        self.costs, self.cells, self.row, self.batch, self.arrangement = costs, cells, row, batch, arrangement
+        self.costs, self.batch, self.arrangement = costs, batch, arrangement
+        self.is_block = batch.recompute == block_mode(target)
+        modes = [mode.granularity for mode in target.recompute]
+        kept, redone = (
+            with_recompute(batch, self.is_block, modes, "none"),
+            with_recompute(batch, self.is_block, modes, "full"),
+        )
+        keys, rows = kept.joined(redone).cells()
+        self.cells: CellCosts = costs.cells(keys)
+        self.row, self.full_row = rows[: len(batch)], rows[len(batch) :]
+        cells = self.cells
         self.kind = costs.blocks.kind_of
         self.pools = np.array(arrangement.stage_pools, dtype=np.int64)
         self.counted = np.array([float(name == "decoder") for name, _ in costs.blocks.instances])
@@ -74,13 +88,13 @@ class PricedBatch:
     def __len__(self) -> int:
         return len(self.row)
 
-    def per_block(self, table: FloatArray, index: IntArray) -> FloatArray:
-        """[C, B] -> [n, I] for candidates ``index``."""
-        return table[self.row[index]][:, self.kind]
+    def per_block(self, table: FloatArray, index: IntArray, full: bool = False) -> FloatArray:
+        """[C, B] -> [n, I] for candidates ``index``; ``full``: as if block mode recomputed every layer."""
+        return table[(self.full_row if full else self.row)[index]][:, self.kind]
 
-    def busy_s(self, index: IntArray) -> FloatArray:
-        """[n, P, I] forward plus backward seconds of every block on the pool of every stage."""
-        total = (self._forward + self._backward)[self.row[index]]
+    def busy_s(self, index: IntArray, full: bool = False) -> FloatArray:
+        """[n, P, I] forward plus backward seconds of every block on the pool of every stage; ``full`` as above."""
+        total = (self._forward + self._backward)[(self.full_row if full else self.row)[index]]
         return total[:, self.pools][:, :, self.kind]
 
     def capacity_bytes(self, index: IntArray) -> FloatArray:
@@ -147,7 +161,8 @@ class PricedBatch:
         A stage holds at most capacity / (static + in flight x activations of the lightest decoder layer) layers.
         """
         layers = np.unique(self.kind[self.counted > 0])
-        static, activations = self._static[self.row][:, layers], self.cells.activation_bytes[self.row][:, layers]
+        rows = self.full_row  # the leanest that a candidate can be: with all its layers recomputed
+        static, activations = self._static[rows][:, layers], self.cells.activation_bytes[rows][:, layers]
         schedules_of = np.stack(
             [self.batch.vpp, np.minimum(self.batch.num_microbatches, 4 * self.arrangement.pp)], axis=1
         )
@@ -161,29 +176,37 @@ class PricedBatch:
         fill: FloatArray = self.counted.sum() / np.maximum(room, 1e-12)
         return fill
 
-    def sums(self, candidate: int, cuts: IntArray) -> StageSums:
-        """Stage sums of one candidate for chunk cuts [P*V + 1], chunk q on stage q mod P."""
+    def sums(self, candidate: int, cuts: IntArray, leading: int = 0) -> StageSums:
+        """Stage sums of one candidate for chunk cuts [P*V + 1], chunk q on stage q mod P.
+
+        The first ``leading`` decoder layers of every chunk are recomputed in full, the others as the candidate says.
+        """
         index = np.array([candidate])
         pp, vpp = self.arrangement.pp, int(self.batch.vpp[candidate])
-        row = self.row[candidate]
+        stop = leading_stop(self.counted, np.array([leading]))[0]
+        block = np.arange(len(self.kind))
+        chunk_of = np.searchsorted(cuts, block, side="right") - 1
+        redone = (block < stop[cuts[chunk_of]]) & (self.counted > 0)
+        row = np.where(redone, self.full_row[candidate], self.row[candidate])
         order = np.arange(pp * vpp).reshape(vpp, pp).T  # [P, V] -> chunk
 
         def chunked(values: FloatArray) -> FloatArray:
-            prefix = np.concatenate([[0.0], np.cumsum(values)])
-            return (prefix[cuts[1:]] - prefix[cuts[:-1]])[order]
+            prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
+            return (prefix[..., cuts[1:]] - prefix[..., cuts[:-1]])[..., order]
 
-        forward = np.stack([chunked(self._forward[row, pool][self.kind])[s] for s, pool in enumerate(self.pools)])
-        backward = np.stack([chunked(self._backward[row, pool][self.kind])[s] for s, pool in enumerate(self.pools)])
-        static = chunked(self._static[row][self.kind]).sum(axis=1)
-        activations = (chunked(self.cells.activation_bytes[row][self.kind]) * self.held(index)[0]).sum(axis=1)
-        transient_of = self.cells.transient_bytes[row][self.kind]
+        stage = np.arange(pp)
+        forward = chunked(self._forward[row, :, self.kind].T)[self.pools, stage]
+        backward = chunked(self._backward[row, :, self.kind].T)[self.pools, stage]
+        static = chunked(self._static[row, self.kind]).sum(axis=1)
+        activations = (chunked(self.cells.activation_bytes[row, self.kind]) * self.held(index)[0]).sum(axis=1)
+        transient_of = self.cells.transient_bytes[row, self.kind]
         peaks = np.array([transient_of[a:b].max(initial=0.0) for a, b in pairwise(cuts)])[order]
         tail = self.costs.tail(
             self.cells,
-            np.full(pp, row),
+            np.full(pp, self.row[candidate]),
             self.pools,
-            chunked(self.cells.dense_params[row][self.kind]).sum(axis=1),
-            chunked(self.cells.expert_params[row][self.kind]).sum(axis=1),
+            chunked(self.cells.dense_params[row, self.kind]).sum(axis=1),
+            chunked(self.cells.expert_params[row, self.kind]).sum(axis=1),
             backward.sum(axis=1),
         )
         return StageSums(

@@ -11,6 +11,7 @@ from meshwright.cost_models.estimate import estimate
 from meshwright.specs.base import digest_of
 from meshwright.specs.document import Alternative, Bound, Explanation, Inputs, PlanDocument, Run
 from meshwright.specs.plan import Plan
+from meshwright.specs.target import RecomputeMode
 
 from .assemble import Skeleton, build_plan, sharding_level
 from .errors import DeadlineExceeded
@@ -47,7 +48,7 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
     figures = estimate(
         request.model, request.cluster, request.workload, request.target, chosen, request.memory_headroom
     )
-    bound_s = min(result.best_bound_s, best.step_time_s)
+    bound_s = result.bound_s
     gap = 1.0 - bound_s / best.step_time_s
     alternatives = other_plans(request, search, result, best)
     document = PlanDocument(
@@ -80,7 +81,7 @@ def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
         vpp=finalist.column("vpp"),
         micro_batch_size=finalist.column("micro_batch_size"),
         num_microbatches=finalist.column("num_microbatches"),
-        recompute=request.target.recompute[finalist.column("recompute")],
+        recompute=recompute_of(request, finalist),
         sharding=sharding_level(request.target.sharding[finalist.column("sharding")]),
     )
     return build_plan(
@@ -92,6 +93,14 @@ def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
         skeleton,
         finalist.cuts,
     )
+
+
+def recompute_of(request: PlanRequest, finalist: Finalist) -> RecomputeMode:
+    """The recompute mode of a finalist; block mode with the layers that were found."""
+    if finalist.leading:
+        return RecomputeMode(granularity="full", method="block", num_layers=finalist.leading)
+    modes, index = request.target.recompute, finalist.column("recompute")
+    return modes[index] if index < len(modes) else RecomputeMode()
 
 
 def other_plans(request: PlanRequest, search: Search, result: SearchResult, best: Finalist) -> list[Alternative]:

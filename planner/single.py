@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +20,12 @@ from .arrangements import Arrangement, arrangements, refused_pools
 from .assemble import Skeleton, build_plan, sharding_level
 from .errors import IllegalPlan
 from .explain import GIB, describe
-from .explore import SearchResult, split_plain, split_virtual
+from .explore import SearchResult
 from .pricing import PricedBatch
 from .request import PlanRequest
 from .search import cost_model, finish, inputs_of, provenance
+from .space import block_mode
+from .splits import split_plain, split_virtual
 
 
 def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDocument:
@@ -35,9 +38,18 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
     started = time.process_time()
     skeleton, pp = _skeleton(request, degrees)
     arrangement = _arrangement(request, pp)
-    mode = request.target.recompute
-    modes = mode if skeleton.recompute in mode else (*mode, skeleton.recompute)
-    request = request.model_copy(update={"target": request.target.model_copy(update={"recompute": modes})})
+    modes = request.target.recompute
+    leading = 0
+    if skeleton.recompute in modes:
+        mode = modes.index(skeleton.recompute)
+    else:
+        block = block_mode(request.target)
+        if block is None or skeleton.recompute.method != "block" or skeleton.recompute.num_layers is None:
+            valid = tuple(item.label for item in modes)
+            raise SpecError(
+                Fault("/recompute", f"{skeleton.recompute.label} is no mode of {request.target.name}", valid)
+            )
+        mode, leading = block, skeleton.recompute.num_layers
     row = {
         "tp": skeleton.tp,
         "pp": pp,
@@ -48,18 +60,20 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
         "vpp": skeleton.vpp,
         "micro_batch_size": skeleton.micro_batch_size,
         "num_microbatches": skeleton.num_microbatches,
-        "recompute": modes.index(skeleton.recompute),
+        "recompute": mode,
         "sharding": request.target.sharding.index(str(skeleton.sharding)),
     }
     batch = CandidateBatch(**{name: np.array([value], dtype=np.int64) for name, value in row.items()})
     costs = cost_model(request)
-    keys, rows = batch.cells()
-    priced = PricedBatch(costs, costs.cells(keys), rows, batch, arrangement, request.memory_headroom)
+    priced = PricedBatch(costs, batch, arrangement, request.target, request.memory_headroom)
+    one, ahead = np.array([0]), np.array([leading])
     if skeleton.vpp > 1:
         cuts = split_virtual(priced, 0)
     else:
-        found, bound = split_plain(priced, np.array([0]))
-        cuts = found[0] if np.isfinite(bound[0]) else split_plain(priced, np.array([0]), ignore_memory=True)[0][0]
+        found, bound = split_plain(priced, one, leading=ahead)
+        if not np.isfinite(bound[0]):
+            found, _ = split_plain(priced, one, leading=ahead, ignore_memory=True)
+        cuts = found[0]
     plan = build_plan(request.model, request.cluster, request.target, costs.blocks, arrangement, skeleton, cuts)
     return _document(request, plan, started)
 
@@ -183,5 +197,8 @@ def _recompute(request: PlanRequest, label: object) -> RecomputeMode:
     for mode in request.target.recompute:
         if mode.label == label:
             return mode
+    block = re.fullmatch(r"full:block:(\d{1,6})", str(label))
+    if block and int(block[1]):
+        return RecomputeMode(granularity="full", method="block", num_layers=int(block[1]))
     valid = tuple(mode.label for mode in request.target.recompute)
     raise SpecError(Fault("/recompute", f"{label!r} is not a recompute mode of {request.target.name}", valid))

@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.specs.attention import MLAAttention
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.feed_forward import MoEFFN
-from meshwright.specs.target import RecomputeMode
+from meshwright.specs.target import RecomputeMode, Target
 
 from .arrangements import Arrangement
 from .request import PlanRequest
@@ -28,7 +28,7 @@ SPACE = (
     f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
     "contiguous layer splits with at least one decoder layer a chunk",
-    "the target's recompute modes and sharding levels",
+    "the target's recompute modes, full recompute of the fewest first layers of a chunk that fit, sharding levels",
 )
 
 _COLUMNS = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size", "num_microbatches", "recompute", "sharding")
@@ -40,6 +40,15 @@ def divisors(number: int) -> list[int]:
     return small + [number // value for value in reversed(small) if value * value != number]
 
 
+def block_mode(target: Target) -> int | None:
+    """The recompute index that means "the first layers of every chunk, as few as fit".
+
+    None where the target has no such mode. It stands one past the target's own modes: how many layers it means is found when a candidate is split.
+    """
+    kinds = {mode.granularity for mode in target.recompute}
+    return len(target.recompute) if target.recompute_block_layers and {"none", "full"} <= kinds else None
+
+
 def recompute_choices(request: PlanRequest) -> list[int]:
     """Indices of the target's recompute modes that do something for the model (or the pinned one)."""
     modes = request.target.recompute
@@ -48,7 +57,9 @@ def recompute_choices(request: PlanRequest) -> list[int]:
         return [index for index, mode in enumerate(modes) if mode.label == pinned]
     if "recompute" in request.forbid:
         return [index for index, mode in enumerate(modes) if mode.granularity == "none"]
-    return [index for index, mode in enumerate(modes) if _useful(mode, request)]
+    block = block_mode(request.target)
+    useful = [index for index, mode in enumerate(modes) if _useful(mode, request)]
+    return useful if block is None else [*useful, block]
 
 
 def _useful(mode: RecomputeMode, request: PlanRequest) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -24,9 +25,14 @@ class _Arrays:
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
-    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Self:
+    def take(self, index: npt.NDArray[np.intp] | BoolArray) -> Self:
         """Rows by integer index or mask."""
         return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    def joined(self, other: Self) -> Self:
+        """The rows of ``other`` after one's own."""
+        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return type(self)(**{name: np.concatenate(pair) for name, pair in pairs.items()})
 
 
 @dataclass(frozen=True)

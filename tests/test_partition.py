@@ -22,6 +22,26 @@ def all_splits(size, stages):
         yield (0, *inner, size)
 
 
+def leading_of(tables, row, a, b):
+    """The recomputed blocks of a stage: its first ``leading`` counted ones, and what lies before them."""
+    left, end = int(tables.leading[row]), a
+    for block in range(a, b):
+        if left == 0:
+            break
+        left -= int(tables.counted[block])
+        end = block + 1
+    return slice(a, end)
+
+
+def stage_cost(tables, row, stage, a, b):
+    """(busy seconds, bytes) of a stage, block by block."""
+    lead = leading_of(tables, row, a, b)
+    busy = tables.busy_s[row, stage, a:b].sum() + tables.extra_busy_s[row, stage, lead].sum()
+    held = tables.bytes_[row, stage, a:b].sum() + tables.extra_bytes[row, stage, lead].sum()
+    peak = max([*tables.transient_bytes[row, a:b], *tables.extra_transient_bytes[row, lead]])
+    return busy, held + peak
+
+
 def brute_force(tables, row=0):
     stages, size = tables.busy_s.shape[1:]
     best = np.inf
@@ -29,14 +49,21 @@ def brute_force(tables, row=0):
         spans = list(pairwise(cuts))
         if any(tables.counted[a:b].sum() < 1 for a, b in spans):
             continue
-        need = [
-            tables.bytes_[row, i, a:b].sum() + tables.transient_bytes[row, a:b].max() for i, (a, b) in enumerate(spans)
-        ]
+        busy, need = zip(*(stage_cost(tables, row, i, a, b) for i, (a, b) in enumerate(spans)), strict=True)
         if any(n > c for n, c in zip(need, tables.capacity_bytes[row], strict=True)):
             continue
-        busy = [tables.busy_s[row, i, a:b].sum() for i, (a, b) in enumerate(spans)]
         best = min(best, bound(busy, tables.send_s[row], int(tables.micro_batches[row])))
     return best
+
+
+def no_recompute(stages, size):
+    nothing = np.zeros((1, stages, size))
+    return {
+        "leading": np.zeros(1, dtype=int),
+        "extra_busy_s": nothing,
+        "extra_bytes": nothing,
+        "extra_transient_bytes": np.zeros((1, size)),
+    }
 
 
 def random_tables(seed, stages, size, tight):
@@ -45,14 +72,19 @@ def random_tables(seed, stages, size, tight):
     memory = rng.integers(1, 10, size=(2, stages, size)).astype(float)
     counted = np.ones(size)
     counted[0] = counted[-1] = 0.0
+    busy = rng.integers(1, 9, size=(2, 1, size)) * speed
     return StageTables(
-        busy_s=rng.integers(1, 9, size=(2, 1, size)) * speed,
+        busy_s=busy,
         bytes_=memory,
         transient_bytes=rng.integers(0, 4, size=(2, size)).astype(float),
         capacity_bytes=memory.sum(axis=-1) * (0.5 if tight else 2.0),
         send_s=rng.random((2, stages)),
         micro_batches=rng.integers(1, 12, size=2),
         counted=counted,
+        leading=rng.integers(0, 4, size=2),
+        extra_busy_s=np.round(busy * 0.25) * counted,
+        extra_bytes=-np.floor(memory * 0.5) * counted,
+        extra_transient_bytes=rng.integers(0, 6, size=(2, size)) * counted,
     )
 
 
@@ -68,12 +100,11 @@ def test_the_split_is_as_good_as_the_best_of_all_splits(seed, stages, size, tigh
             cuts = split.cuts[row]
             assert cuts[0] == 0
             assert cuts[-1] == size
-            busy = [tables.busy_s[row, i, a:b].sum() for i, (a, b) in enumerate(pairwise(cuts))]
+            busy = [stage_cost(tables, row, i, a, b)[0] for i, (a, b) in enumerate(pairwise(cuts))]
             assert bound(busy, tables.send_s[row], int(tables.micro_batches[row])) == pytest.approx(expected, rel=1e-12)
             for i, (a, b) in enumerate(pairwise(cuts)):
                 assert tables.counted[a:b].sum() >= 1
-                need = tables.bytes_[row, i, a:b].sum() + tables.transient_bytes[row, a:b].max()
-                assert need <= tables.capacity_bytes[row, i]
+                assert stage_cost(tables, row, i, a, b)[1] <= tables.capacity_bytes[row, i]
 
 
 def test_a_width_that_holds_the_best_split_changes_nothing():
@@ -90,6 +121,7 @@ def test_equal_layers_on_equal_stages_are_split_evenly():
         send_s=np.zeros((1, 4)),
         micro_batches=np.array([16]),
         counted=np.ones(8),
+        **no_recompute(4, 8),
     )
     split = split_1f1b(tables)
     assert split.cuts[0].tolist() == [0, 2, 4, 6, 8]
@@ -107,6 +139,7 @@ def test_a_slow_pool_gets_fewer_layers():
         send_s=np.zeros((1, 2)),
         micro_batches=np.array([1000]),
         counted=np.ones(12),
+        **no_recompute(2, 12),
     )
     assert split_1f1b(tables).cuts[0].tolist() == [0, 3, 12]
 
@@ -144,11 +177,11 @@ def test_splits_come_in_rising_order_and_none_is_missing(seed, stages, size, tig
     fitting = set()
     for cuts in all_splits(size, stages):
         spans = list(pairwise(cuts))
-        need = [one.bytes_[0, i, a:b].sum() + one.transient_bytes[0, a:b].max() for i, (a, b) in enumerate(spans)]
+        need = [stage_cost(one, 0, i, a, b)[1] for i, (a, b) in enumerate(spans)]
         if all(one.counted[a:b].sum() >= 1 for a, b in spans) and (need <= one.capacity_bytes[0]).all():
             fitting.add(cuts)
     assert {tuple(int(c) for c in cuts) for _, cuts in found} == fitting
     assert len(found) == len(fitting)
     for value, cuts in found:
-        busy = [one.busy_s[0, i, a:b].sum() for i, (a, b) in enumerate(pairwise(cuts))]
+        busy = [stage_cost(one, 0, i, a, b)[0] for i, (a, b) in enumerate(pairwise(cuts))]
         assert value == pytest.approx(bound(busy, one.send_s[0], int(one.micro_batches[0])), rel=1e-12)
