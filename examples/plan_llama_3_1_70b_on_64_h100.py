@@ -26,7 +26,8 @@ def main() -> None:
         return
     chosen, estimate = document.plan, document.estimate
     print(f"tp {chosen.tp}, pp {chosen.pp}, cp {chosen.cp}, dp {chosen.dp}, micro-batch {chosen.micro_batch_size}")
-    print(f"step {estimate.step_time_s:.2f} s, {estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {estimate.mfu:.1%}")
+    print(f"step {estimate.step_time_s:.2f} s, MFU {estimate.mfu:.1%}")
+    print(f"{estimate.tokens_per_s_per_gpu:,.0f} tokens a second and GPU")
     for index, stage in enumerate(estimate.stages):
         print(f"stage {index}: {stage.reserved_bytes / 2**30:.1f} of {stage.limit_bytes / 2**30:.1f} GiB")
     for reason in document.explanation:

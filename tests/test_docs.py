@@ -11,11 +11,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 import yaml
+
+from meshwright.specs.cluster_io import load_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -89,6 +92,25 @@ def test_every_link_leads_to_a_file(page: str) -> None:
     folder = (ROOT / page).parent
     targets = [target for target, _ in LINK.findall(read(page)) if "://" not in target]
     assert [target for target in targets if not (folder / target).exists()] == []
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_every_python_example_runs(example: str, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, ROOT / "examples" / example],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "tp " in result.stdout
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.yaml")))
+def test_every_cluster_example_loads(example: str) -> None:
+    assert load_cluster(str(ROOT / "examples" / example)).num_gpus > 1
 
 
 def test_readme_starts_with_install_and_plan_and_then_with_install_and_test() -> None:
