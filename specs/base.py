@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,6 +34,11 @@ class Document(BaseModel):
         return digest_of(self.to_json())
 
 
+#: Python's containers in pydantic's messages, and what people who write JSON or YAML call them.
+_CONTAINER = re.compile(r"\b(tuple|dictionary)(?: or instance of \w+)?(?: to extract fields from)?\b", re.IGNORECASE)
+_PLAIN = {"tuple": "list", "dictionary": "object"}
+
+
 def digest_of(value: Any) -> str:
     """``sha256:`` digest of the canonical JSON form of plain JSON values."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -42,10 +48,17 @@ def digest_of(value: Any) -> str:
 def faults_of(error: ValidationError, pointer: str = "") -> list[Fault]:
     """One :class:`Fault` per wrong field of a pydantic error; union branches report only the branch that was meant."""
     faults: dict[tuple[str, str], Fault] = {}
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        depth = len(item["loc"])
+        if item["type"] == "too_short" and any(
+            len(o["loc"]) > depth and o["loc"][:depth] == item["loc"] for o in items
+        ):
+            continue  # pydantic drops wrong entries before it counts them; the entries' own faults say it all
         parts = [str(part).replace("~", "~0").replace("/", "~1") for part in item["loc"]]
         where = pointer + "".join(f"/{part}" for part in parts)
         message = item["msg"].removeprefix("Value error, ")
+        message = _CONTAINER.sub(lambda match: _PLAIN[match[1].lower()], message)
         value = item.get("input")
         if isinstance(value, str | int | float | bool) and item["type"] != "missing":
             text = repr(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -75,10 +76,10 @@ class Pool(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         spans = [level.span for level in self.levels]
-        if any(inner >= outer for inner, outer in zip(spans, spans[1:], strict=False)):
+        if any(inner >= outer for inner, outer in pairwise(spans)):
             raise ValueError(f"levels must grow from inner to outer, got spans {spans}")
         if spans[-1] < self.num_gpus:
-            raise ValueError(f"the outermost level spans {spans[-1]} GPUs, but the pool has {self.num_gpus}")
+            raise ValueError(f"the outermost level joins {spans[-1]} of {self.num_gpus} GPUs; add the level beyond")
         if self.hosts is not None and len(self.hosts) != self.nodes:
             raise ValueError(f"hosts lists {len(self.hosts)} names for {self.nodes} nodes")
         if self.hosts is not None and len(set(self.hosts)) != len(self.hosts):

@@ -57,7 +57,8 @@ def reference_pool(
         host_memory_bytes=node.host_memory_bytes,
     )
     wires = ", ".join(f"{level.name} joins {level.span} GPUs at {speed(level)}" for level in levels if level.span > 1)
-    shape = f"{nodes} x {per_node} {entry.gpu.name}, wired as {node.name}"
+    memory = f"{node.host_memory_bytes / 1e9:.4g} GB of host memory"
+    shape = f"{nodes} x {per_node} {entry.gpu.name}, nodes as {node.name} with {memory}"
     notes.insert(0, f"pool {name}: {shape}: {wires}" if wires else f"pool {name}: {shape}")
     return pool, notes
 
@@ -106,7 +107,9 @@ def _inner_levels(
             together = _nodes_per_rack(nodes, rack)
             span = together * per_node
             if nodes > rack:
-                notes.append(f"{nodes} nodes spread over racks of {rack} nodes, {together} in a rack: {span} GPUs share NVLink")
+                notes.append(
+                    f"{nodes} nodes spread over racks of {rack} nodes, {together} in a rack: {span} GPUs share NVLink"
+                )
         elif span == node.gpus_per_node:
             span = per_node
         else:
@@ -130,8 +133,8 @@ def _inner_levels(
 def _nodes_per_rack(nodes: int, rack: int) -> int:
     """Nodes of the cluster in one rack of ``rack`` nodes.
 
-    As schedulers place jobs on NVL72 racks: evenly over the fewest racks, so that 64 nodes sit as 4 x 16 and groups of 64
-    GPUs never straddle racks; full racks where an even spread would need over ``RACK_SLACK`` times as many.
+    As schedulers place jobs on NVL72 racks: evenly over the fewest racks, so that 64 nodes sit as 4 x 16 and groups
+    of 64 GPUs never straddle racks; full racks where an even spread needs over ``RACK_SLACK`` times as many.
     """
     fewest = -(-nodes // rack)
     for racks in range(fewest, int(fewest * RACK_SLACK) + 1):

@@ -1,4 +1,4 @@
-"""Read a JSON or YAML file of a user. Whatever is wrong with it becomes a :class:`SpecError`, never another exception."""
+"""Read a JSON or YAML file of a user. Whatever is wrong with it becomes a :class:`SpecError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantities as people write them: ``400 Gbit/s``, ``80 GiB``, ``5 us``, ``989 TFLOP/s``. Plain numbers are SI base units.
+"""Quantities as people write them: ``400 Gbit/s``, ``80 GiB``, ``5 us``, ``989 TFLOP/s``; plain numbers in base units.
 
 Each function takes a number or text and returns a float in bytes, bytes/s, seconds or FLOP/s; ValueError says what
 would be right. Bits and bytes are told apart by case (``Gb`` is bits, ``GB`` is bytes), so the case must be given.
@@ -14,7 +14,7 @@ _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e1
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _NUMBER = r"(\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)"
 _PREFIX = r"(Ki|Mi|Gi|Ti|[kKMGTPE]?)"
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "μs": 1e6, "ns": 1e9}
 
 
 def size_bytes(value: Any) -> float:
@@ -42,7 +42,7 @@ def duration_s(value: Any) -> float:
         match = re.fullmatch(rf"{_NUMBER}\s*(s|ms|us|µs|μs|ns)", value.strip())
         if not match:
             raise ValueError(f"must be {wanted}")
-        return float(match[1]) * _SECONDS[match[2]]
+        return float(match[1]) / _PER_SECOND[match[2]]
     return _plain(value, wanted)
 
 

@@ -1,0 +1,83 @@
+"""The fields of a cluster as people write it; :mod:`meshwright.specs.cluster_file` says what they mean."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from .base import Document
+from .cluster import LinkKind, Precision
+from .fields import Count, Ratio
+from .units import bandwidth_bytes_per_s, duration_s, rate_flops, size_bytes
+
+Bytes = Annotated[float, BeforeValidator(size_bytes)]
+Bandwidth = Annotated[float, BeforeValidator(bandwidth_bytes_per_s)]
+Rate = Annotated[float, BeforeValidator(rate_flops)]
+Duration = Annotated[float, BeforeValidator(duration_s)]
+Span = Annotated[Count | None, BeforeValidator(lambda value: None if value == "all" else value)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+MAX_POOLS = 1000
+
+
+class GpuForm(Document):
+    """A GPU type in full, or changes to the catalog type ``base``."""
+
+    base: Name | None = None
+    vendor: Literal["nvidia", "amd"] | None = None
+    memory: Bytes | None = None
+    usable_memory: Bytes | None = None
+    memory_bandwidth: Bandwidth | None = None
+    peak_flops: dict[Precision, Rate] = Field(default_factory=dict)
+    num_sms: Count | None = None
+    compute_capability: float | None = None
+
+
+class LinkForm(Document):
+    """A catalog link by name, a link in full, or a catalog link with changes."""
+
+    link: Name | None = None
+    kind: LinkKind | None = None
+    bandwidth: Bandwidth | None = None
+    latency: Duration | None = None
+
+
+Nic = Annotated[LinkForm, BeforeValidator(lambda value: {"link": value} if isinstance(value, str) else value)]
+
+
+class JoinForm(LinkForm):
+    """The network between pools."""
+
+    name: Name | None = None
+    oversubscription: Ratio = 1.0
+
+
+class LevelForm(JoinForm):
+    """One level of a pool's network; ``span`` in GPUs; ``all`` (None) joins the whole pool."""
+
+    span: Span = None
+
+
+class PoolForm(Document):
+    """A pool; see :mod:`meshwright.specs.cluster_file`."""
+
+    name: Name | None = None
+    gpu: Name
+    nodes: Count | None = None
+    gpus_per_node: Count | None = None
+    hosts: tuple[Name, ...] | None = None
+    nvlink_domain: Count | None = None
+    nic: Nic | None = None
+    nics_per_node: Count | None = None
+    oversubscription: Ratio | None = None
+    host_memory: Bytes | None = None
+    levels: tuple[LevelForm, ...] | None = Field(default=None, min_length=1)
+
+
+class ClusterForm(Document):
+    """A cluster as a user writes it."""
+
+    name: Name = "cluster"
+    pools: tuple[PoolForm, ...] = Field(min_length=1, max_length=MAX_POOLS)
+    inter_pool: JoinForm | None = None
+    gpus: dict[Name, GpuForm] = Field(default_factory=dict)
