@@ -11,7 +11,11 @@ from .weights import Weight, vector
 
 
 class SoftmaxAttention(Document):
-    """Multi-head attention with ``num_kv_heads`` key/value heads and an optional sliding ``window`` (tokens)."""
+    """Multi-head attention with ``num_kv_heads`` key/value heads and an optional sliding ``window`` (tokens).
+
+    ``output_gate`` doubles the query projection by a gate of its width, ``head_gate`` adds one gate a head;
+    ``key_is_value`` projects keys and values once; ``cross`` takes keys and values from the vision tower's tokens.
+    """
 
     kind: Literal["softmax"] = "softmax"
     num_heads: PositiveInt
@@ -22,6 +26,7 @@ class SoftmaxAttention(Document):
     out_bias: bool = False
     qk_norm: Literal["none", "head", "full"] = "none"
     output_gate: bool = False
+    head_gate: bool = False
     sinks: bool = False
     key_is_value: bool = False
     cross: bool = False
@@ -42,6 +47,8 @@ class SoftmaxAttention(Document):
         ]
         if not self.key_is_value:
             rows.append(Weight("v", hidden_size, kv, "column", units=self.num_kv_heads, fuse="qkv"))
+        if self.head_gate:
+            rows.append(Weight("head_gate", hidden_size, self.num_heads, "column", units=self.num_heads))
         rows.append(Weight("o", query, hidden_size, "row", units=self.num_heads))
         if self.qkv_bias:
             rows.append(vector("qkv_bias", gate * query + (1 if self.key_is_value else 2) * kv, split="column"))
@@ -65,7 +72,11 @@ class Indexer(Document):
 
 
 class MLAAttention(Document):
-    """Multi-head latent attention (DeepSeek-V2): low-rank query (optional) and key/value compression."""
+    """Multi-head latent attention (DeepSeek-V2): low-rank query (optional) and key/value compression.
+
+    ``indexer`` makes it sparse; ``shared_top_k`` instead says that the layer attends to that many keys a query, those
+    that the nearest indexer before it picked. ``output_gate`` is a gate of the value width, computed from the input.
+    """
 
     kind: Literal["mla"] = "mla"
     num_heads: PositiveInt
@@ -77,10 +88,16 @@ class MLAAttention(Document):
     bias: bool = False
     output_gate: bool = False
     indexer: Indexer | None = None
+    shared_top_k: PositiveInt | None = None
 
     @property
     def variant(self) -> str:
-        return "mla-sparse" if self.indexer else "mla"
+        return "mla-sparse" if self.top_k else "mla"
+
+    @property
+    def top_k(self) -> int | None:
+        """Keys that a query attends to where the layer is sparse, else None (all)."""
+        return self.indexer.top_k if self.indexer else self.shared_top_k
 
     @property
     def qk_head_dim(self) -> int:
@@ -121,7 +138,10 @@ class MLAAttention(Document):
 
 
 class LinearAttention(Document):
-    """Linear attention with a recurrent state: Gated DeltaNet (``gated_delta``) or Kimi Delta Attention (``kda``)."""
+    """Linear attention with a recurrent state: Gated DeltaNet (``gated_delta``) or Kimi Delta Attention (``kda``).
+
+    ``gate_rank`` is the rank of KDA's output gate (None: one full matrix); Gated DeltaNet's gate is always full.
+    """
 
     kind: Literal["linear"] = "linear"
     rule: Literal["gated_delta", "kda"] = "gated_delta"
@@ -130,25 +150,45 @@ class LinearAttention(Document):
     num_value_heads: PositiveInt
     value_head_dim: PositiveInt
     conv_kernel: PositiveInt
+    gate_rank: PositiveInt | None = None
 
     @property
     def variant(self) -> str:
         return "gated-delta-net" if self.rule == "gated_delta" else "kda"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Parameters of the mixer (Qwen3-Next layout for ``gated_delta``), without the layer's norms."""
+        """Parameters of the mixer (layouts of Qwen3-Next and Kimi Linear), without the layer's norms."""
         key, value = self.num_key_heads * self.key_head_dim, self.num_value_heads * self.value_head_dim
         heads = self.num_value_heads
-        rows = [
-            Weight("qkvz", hidden_size, 2 * key + 2 * value, "column", units=self.num_key_heads),
-            Weight("ba", hidden_size, 2 * heads, "column", units=self.num_key_heads),
-            Weight("conv", self.conv_kernel, 2 * key + value, "column", matmul=False),
-            vector("dt_bias", heads, split="column"),
+        shared = (
+            Weight("conv", self.conv_kernel, 2 * key + value, "column", units=self.num_key_heads, matmul=False),
             vector("a_log", heads, split="column"),
             vector("norm", self.value_head_dim),
             Weight("o", value, hidden_size, "row", units=heads),
+        )
+        if self.rule == "gated_delta":
+            return (
+                Weight("qkvz", hidden_size, 2 * key + 2 * value, "column", units=self.num_key_heads),
+                Weight("ba", hidden_size, 2 * heads, "column", units=self.num_key_heads),
+                vector("dt_bias", heads, split="column"),
+                *shared,
+            )
+        rows = [
+            Weight("qkv", hidden_size, 2 * key + value, "column", units=self.num_key_heads),
+            Weight("beta", hidden_size, heads, "column", units=heads),
+            # The decay is low-rank by the head size; its first factor is small and whole on every TP rank.
+            Weight("decay_down", hidden_size, self.key_head_dim),
+            Weight("decay_up", self.key_head_dim, key, "column", units=heads),
+            vector("dt_bias", key, split="column"),
         ]
-        return tuple(rows)
+        if self.gate_rank:
+            rows += [
+                Weight("gate_down", hidden_size, self.gate_rank),
+                Weight("gate_up", self.gate_rank, value, "column", units=heads),
+            ]
+        else:
+            rows.append(Weight("gate", hidden_size, value, "column", units=heads))
+        return (*rows, *shared)
 
 
 class MambaMixer(Document):
@@ -173,7 +213,7 @@ class MambaMixer(Document):
         conv = inner + 2 * self.num_groups * self.state_size
         rows = [
             Weight("in", hidden_size, inner + conv + self.num_heads, "column", units=self.num_groups),
-            Weight("conv", self.conv_kernel, conv, "column", matmul=False),
+            Weight("conv", self.conv_kernel, conv, "column", units=self.num_groups, matmul=False),
             vector("dt_bias", self.num_heads, split="column"),
             vector("a_log", self.num_heads, split="column"),
             vector("d", self.num_heads, split="column"),

@@ -30,7 +30,8 @@ class MoEFFN(Document):
     """Router, ``num_experts`` experts of which ``top_k`` see a token, and an optional shared expert.
 
     ``shared_intermediate_size`` is the total width of all shared experts (0 = none). With ``latent_size`` routed
-    experts work at that width, between a down and an up projection (latent MoE).
+    experts work at that width, between a down and an up projection (latent MoE). ``expert_score_bias`` says that the
+    router balances load with a bias that is no trained parameter (a buffer, not counted).
     """
 
     kind: Literal["moe"] = "moe"
@@ -55,8 +56,6 @@ class MoEFFN(Document):
         rows = [Weight("router", hidden_size, self.num_experts)]
         if self.router_bias:
             rows.append(vector("router_bias", self.num_experts))
-        if self.expert_score_bias:
-            rows.append(vector("expert_score_bias", self.num_experts))
         width = hidden_size
         if self.latent_size:
             width = self.latent_size

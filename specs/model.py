@@ -172,6 +172,11 @@ class ModelSpec(Document):
         per_kind = [kind.active_parameters(self.hidden_size) for kind in self.kinds]
         return sum(per_kind[index] for index in self.pattern) + self._outside_layers
 
+    @property
+    def text_params(self) -> int:
+        """:attr:`total_params` without the vision tower."""
+        return self.total_params - (self.vision.parameters if self.vision else 0)
+
     @cached_property
     def mtp_params(self) -> int:
         """Parameters of all MTP layers, without embedding and head, which they share."""
@@ -188,4 +193,4 @@ class ModelSpec(Document):
         return dict(Counter(self.kinds[index].name for index in self.pattern))
 
 
-__all__ = ["MTP", "DenseFFN", "LayerKind", "ModelSpec", "MoEFFN", "VisionTower"]
+__all__ = ["MTP", "DenseFFN", "LayerKind", "MoEFFN", "ModelSpec", "VisionTower"]
