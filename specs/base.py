@@ -67,5 +67,9 @@ def faults_of(error: ValidationError, pointer: str = "") -> list[Fault]:
             message = "is required"
         elif item["type"] == "extra_forbidden":
             message = "is not a known field"
-        faults.setdefault((where, message), Fault(where, message))
+        alternatives: tuple[str, ...] = ()
+        if item["type"] == "literal_error":  # pydantic spells the values as 'a', 'b' or 'c'
+            alternatives = tuple(re.findall(r"'([^']*)'", item["ctx"]["expected"]))
+            message = message.replace(f"Input should be {item['ctx']['expected']}", "is not a valid value")
+        faults.setdefault((where, message), Fault(where, message, alternatives))
     return list(faults.values())
