@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.cluster import GpuType
 from meshwright.specs.model import ModelSpec

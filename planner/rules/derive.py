@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+
 from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
 from meshwright.specs.batch import CandidateBatch, IntArray
 from meshwright.specs.cluster import GpuType

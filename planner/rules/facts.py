@@ -152,7 +152,6 @@ class Facts:
     optimizer: str = "adam"
     dist_opt: Truth = False
     megatron_fsdp: Truth = False
-    megatron_fsdp_version: int = 1
     torch_fsdp2: bool = False
     overlap_grad_reduce: Truth = False
     overlap_param_gather: Truth = False

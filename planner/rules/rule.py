@@ -68,4 +68,4 @@ class _Readable:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._facts, name)
-        return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else value

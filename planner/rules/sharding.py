@@ -87,13 +87,6 @@ SHARDING: tuple[Rule, ...] = (
         lambda f: ("--ckpt-format fsdp_dtensor",),
     ),
     Rule(
-        "megatron.D4v",
-        lambda f: implies(both(f.megatron_fsdp, f.megatron_fsdp_version == 2), both(f.tp == 1, f.pp == 1, f.cp == 1)),
-        "Megatron-FSDP version 2 needs TP, PP and CP 1",
-        "core/distributed/fsdp/mcore_fsdp_adapter.py:627",
-        "build",
-    ),
-    Rule(
         "megatron.D4k",
         lambda f: either(f.ckpt_format != "fsdp_dtensor", f.megatron_fsdp),
         "--ckpt-format fsdp_dtensor works only with Megatron-FSDP",
@@ -229,6 +222,13 @@ SHARDING: tuple[Rule, ...] = (
         "selective recompute takes neither --recompute-method nor --recompute-num-layers",
         "A:1425, TC:1747",
         "validate",
+    ),
+    Rule(
+        "megatron.R1m",
+        lambda f: no(both(f.recompute_full, f.recompute_selective)),
+        "--moe-layer-recompute is selective and excludes full recompute",
+        "TC:1836",
+        "config",
     ),
     Rule(
         "megatron.R2",
