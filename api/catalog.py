@@ -12,11 +12,13 @@ KINDS = ("gpus", "models", "targets", "links")
 
 def entries(kind: str) -> list[dict[str, Any]]:
     """A short row for every entry of ``kind``, each with its ``name``."""
-    from meshwright.specs import catalog, model_io, targets
+    from meshwright.specs import catalog, targets
 
     if kind == "gpus":
         return [_gpu_row(entry) for entry in catalog.gpus()]
     if kind == "models":
+        from meshwright.specs import model_io
+
         return [{"name": name} for name in model_io.list_presets()]
     if kind == "targets":
         return [_target_row(name) for name in targets.list_targets()]
@@ -27,11 +29,13 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 def entry(kind: str, name: str) -> dict[str, Any]:
     """One entry in full; :class:`SpecError` names near matches where there is none."""
-    from meshwright.specs import catalog, model_io, targets
+    from meshwright.specs import catalog, targets
 
     if kind == "gpus":
         return catalog.gpu(name).to_json()
     if kind == "models":
+        from meshwright.specs import model_io
+
         from .describe import describe_model
 
         spec = model_io.load_preset(name)

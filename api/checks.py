@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.megatron_export import (
-    MegatronArguments,
-    facts_from_arguments,
+    check_arguments,
     model_from_arguments,
     plan_from_arguments,
     read_arguments,
     workload_from_arguments,
 )
-from meshwright.planner import rules
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.rules import Violation
 from meshwright.planner.single import document_for_plan
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.target import Target
 
 from .bodies import DEFAULT_TARGET, CheckBody, HeadroomBody
 from .output import violation_dicts
@@ -28,26 +28,26 @@ from .requests import Faults, read_cluster, read_model, read_target
 def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
     """``{"legal", "fits", "violations", "estimate"}`` of a body of the kind :class:`CheckBody`.
 
-    ``fits`` and ``estimate`` are null without a cluster and for illegal arguments. Raises :class:`SpecError`.
+    An argument that the framework's parser refuses is a violation too. ``fits`` and ``estimate`` are null without a
+    cluster and for illegal arguments. Raises :class:`SpecError` for a wrong body.
     """
     faults = Faults()
     body = faults.of("", lambda: CheckBody.read(data))
     given = data if isinstance(data, dict) else {}
-    target = given.get("target", DEFAULT_TARGET)
-    if isinstance(target, str):
-        faults.of("/target", lambda: read_target(target))
+    name = given.get("target", DEFAULT_TARGET)
+    target = faults.of("/target", lambda: read_target(name)) if isinstance(name, str) else None
     cluster: ClusterSpec | None = None
     if given.get("cluster") is not None:
         cluster = faults.of("/cluster", lambda: read_cluster(given["cluster"], files=files))
-    arguments = faults.of("/arguments", lambda: read_arguments(body.arguments)) if body is not None else None
+    if body is not None and body.world_size is None and given.get("cluster") is None:
+        faults.found.append(Fault("/world_size", "is required where no cluster says how many ranks there are"))
     faults.raise_if_any()
-    assert body is not None and arguments is not None  # noqa: S101 - raise_if_any has raised otherwise
-    world_size = _world_size(body.world_size, cluster)
-    facts = facts_from_arguments(arguments, world_size, body.env, body.te_version, body.sm)
-    broken = rules.violations(facts)
+    assert body is not None and target is not None  # noqa: S101 - raise_if_any has raised otherwise
+    _only_megatron(target)
+    broken = _violations(body, cluster)
     document = None
     if not broken and cluster is not None:
-        document = _priced(arguments, cluster, world_size, target, body.memory_headroom, None)
+        document = _priced(body.arguments, cluster, target, body.memory_headroom, {}, files=files)
     estimate = document.estimate if document is not None else None
     return {
         "legal": not broken,
@@ -55,3 +55,69 @@ def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
         "violations": violation_dicts(broken),
         "estimate": estimate.to_json() if estimate is not None else None,
     }
+
+
+def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: bool = False) -> PlanDocument:
+    """The plan that ``arguments`` describe as a priced document.
+
+    ``inputs`` is a body with ``cluster``, and with ``model``, ``target`` and ``memory_headroom`` where given; the
+    workload comes with the arguments. Raises :class:`SpecError` and :class:`IllegalPlan`.
+    """
+    faults = Faults()
+    headroom = {name: value for name, value in inputs.items() if name == "memory_headroom"}
+    share = faults.of("", lambda: HeadroomBody.read(headroom))
+    target = faults.of("/target", lambda: read_target(inputs.get("target", DEFAULT_TARGET)))
+    if inputs.get("cluster") is None:
+        faults.found.append(Fault("/cluster", "is required"))
+        cluster = None
+    else:
+        cluster = faults.of("/cluster", lambda: read_cluster(inputs["cluster"], files=files))
+    for field in inputs.get("workload", {}):
+        faults.found.append(Fault(f"/workload/{field}", "comes with the arguments after --; leave it out"))
+    faults.raise_if_any()
+    assert share is not None and target is not None and cluster is not None  # noqa: S101
+    _only_megatron(target)
+    broken = _violations(CheckBody(arguments=arguments), cluster)
+    if broken:
+        raise IllegalPlan(broken)
+    return _priced(arguments, cluster, target, share.memory_headroom, inputs, files=files)
+
+
+def _violations(body: CheckBody, cluster: ClusterSpec | None) -> list[Violation]:
+    world_size = body.world_size or (cluster.num_gpus if cluster is not None else 0)
+    if cluster is not None and world_size != cluster.num_gpus:
+        raise SpecError(Fault("/world_size", f"is {world_size}, but the cluster has {cluster.num_gpus} GPUs"))
+    known: dict[str, Any] = {} if body.te_version is None else {"te_version": body.te_version}
+    if body.sm is not None:
+        known["sm"] = body.sm
+    elif cluster is not None:
+        capabilities = [gpu.compute_capability for gpu in cluster.gpus.values()]
+        known["sm"] = min((each for each in capabilities if each is not None), default=None)
+    return check_arguments(body.arguments, world_size, body.env, **known)
+
+
+def _priced(
+    source: str | list[str],
+    cluster: ClusterSpec,
+    target: Target,
+    memory_headroom: float,
+    inputs: dict[str, Any],
+    *,
+    files: bool,
+) -> PlanDocument:
+    arguments = read_arguments(source)
+    model = inputs.get("model")
+    spec = read_model(model, files=files) if model is not None else model_from_arguments(arguments)
+    request = PlanRequest(
+        model=spec,
+        cluster=cluster,
+        workload=workload_from_arguments(arguments),
+        target=target,
+        memory_headroom=memory_headroom,
+    )
+    return document_for_plan(request, plan_from_arguments(arguments, spec, cluster))
+
+
+def _only_megatron(target: Target) -> None:
+    if target.framework != "megatron":
+        raise SpecError(Fault("/target", f"{target.name} has no argument line; megatron has"))

@@ -123,3 +123,7 @@ def _failed(error: Exception, as_json: bool) -> int:
     text = f"internal error {incident}: {type(error).__name__}; MESHWRIGHT_DEBUG=1 shows where"
     report_faults([Fault("", text)], as_json=as_json)
     return exit_codes.INTERNAL_ERROR
+
+
+if __name__ == "__main__":
+    main()

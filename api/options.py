@@ -185,7 +185,9 @@ def field_name(pointer: str) -> str:
     head, rest = parts[0], parts[1:]
     if head in _ARGUMENTS:
         return ".".join([_ARGUMENTS[head], *rest])
-    if head in ("workload", "degrees") and rest:
+    if head in ("workload", "degrees") and not rest:
+        return head
+    if head in ("workload", "degrees"):
         head, rest = ("-".join(rest[:2]), rest[2:]) if rest[0] == "lora" else (rest[0], rest[1:])
     flag = "--" + re.sub(r"_s$", "", head).replace("_", "-")
     return ".".join([f"{flag} {rest[0]}", *rest[1:]]) if head in ("fix", "max") and rest else ".".join([flag, *rest])

@@ -92,10 +92,9 @@ def test_plain_json_is_read_as_the_standard_library_reads_it(value: object) -> N
 def test_any_bytes_are_read_or_refused(raw: bytes | str) -> None:
     try:
         value = parse_json(raw)
-    except SpecError as error:
-        assert error.faults
-    else:
-        assert not isinstance(value, float) or math.isfinite(value)
+    except SpecError:
+        return  # any other exception fails the test
+    assert not isinstance(value, float) or math.isfinite(value)
 
 
 def test_places_of_wrong_numbers() -> None:
