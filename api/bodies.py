@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from meshwright.specs.base import Document, faults_of
-from meshwright.specs.errors import SpecError
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic.json_schema import WithJsonSchema
+
+from meshwright.specs.base import Document, faults_of
+from meshwright.specs.errors import SpecError
 
 DEFAULT_TARGET = "megatron@0.19"
 DEFAULT_DEADLINE_S = 30.0

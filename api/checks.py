@@ -42,7 +42,8 @@ def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
     if body is not None and body.world_size is None and given.get("cluster") is None:
         faults.found.append(Fault("/world_size", "is required where no cluster says how many ranks there are"))
     faults.raise_if_any()
-    assert body is not None and target is not None  # noqa: S101 - raise_if_any has raised otherwise
+    assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
+    assert target is not None  # noqa: S101
     _only_megatron(target)
     broken = _violations(body, cluster)
     document = None
@@ -75,7 +76,9 @@ def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: boo
     for field in inputs.get("workload", {}):
         faults.found.append(Fault(f"/workload/{field}", "comes with the arguments after --; leave it out"))
     faults.raise_if_any()
-    assert share is not None and target is not None and cluster is not None  # noqa: S101
+    assert share is not None  # noqa: S101 - raise_if_any has raised otherwise
+    assert target is not None  # noqa: S101
+    assert cluster is not None  # noqa: S101
     _only_megatron(target)
     broken = _violations(CheckBody(arguments=arguments), cluster)
     if broken:

@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
 from meshwright.planner.errors import DeadlineExceeded, IllegalPlan
 from meshwright.specs.errors import SpecError
-from starlette.exceptions import HTTPException
 
 from .internal_error import incident_of
 from .output import violation_dicts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.specs.document import PlanDocument
-from meshwright.specs.estimate import Estimate
-from meshwright.specs.plan import Plan, Stage, expand_blocks, parse_range
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.estimate import Estimate
+from meshwright.specs.plan import Plan, Stage, expand_blocks, parse_range
 
 GIB = 2**30
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, TypeVar
 
-import anyio.to_thread
-from anyio import CapacityLimiter
 from fastapi import FastAPI, Header, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
+
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 
@@ -57,13 +58,11 @@ class _Workers:
     """Runs CPU-heavy calls in threads, a bounded number at a time, so that the service keeps answering."""
 
     def __init__(self, count: int):
-        self._count = count
-        self._limiter: CapacityLimiter | None = None
+        self._free = asyncio.Semaphore(count)
 
     async def run(self, work: Callable[[], T]) -> T:
-        if self._limiter is None:  # a limiter belongs to the event loop that first uses it
-            self._limiter = CapacityLimiter(self._count)
-        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        async with self._free:
+            return await run_in_threadpool(work)
 
 
 def _add_plans(app: FastAPI, store: PlanStore, workers: _Workers) -> None:
