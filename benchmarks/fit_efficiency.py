@@ -54,8 +54,13 @@ def fit_gemm(rows: pd.DataFrame, peak: float, bandwidth: float, sms: int, size: 
     start = np.array([0.8, 100, 3.0, 0.5, 0.25, 0.75])
     bounds = ([0.2, 0, 0.2, 0, 0, 0.2], [1.0, 1500, 40, 1, 1, 1.0])
     result = least_squares(
-        lambda x: weight[index] * np.log(predict(x, index) / measured[index]), start, bounds=bounds, loss="soft_l1",
-        f_scale=0.1, diff_step=1e-3, x_scale=np.array([0.1, 100, 1, 0.3, 0.1, 0.1]),
+        lambda x: weight[index] * np.log(predict(x, index) / measured[index]),
+        start,
+        bounds=bounds,
+        loss="soft_l1",
+        f_scale=0.1,
+        diff_step=1e-3,
+        x_scale=np.array([0.1, 100, 1, 0.3, 0.1, 0.1]),
     )
     everything = np.arange(len(rows))
     train = weight == 1.0
@@ -75,8 +80,12 @@ def fit_attention(rows: pd.DataFrame, peak: float, sms: int) -> dict[str, Any]:
         return flops / (peak * attention_rate(fit, sms, seq, batch * heads)) + fit.launch_s
 
     result = least_squares(
-        lambda x: np.log(predict(x) / measured), [0.6, 1500, 10], bounds=([0.1, 0, 0], [1.0, 6000, 60]), loss="soft_l1",
-        f_scale=0.1, x_scale=[0.1, 1000, 10],
+        lambda x: np.log(predict(x) / measured),
+        [0.6, 1500, 10],
+        bounds=([0.1, 0, 0], [1.0, 6000, 60]),
+        loss="soft_l1",
+        f_scale=0.1,
+        x_scale=[0.1, 1000, 10],
     )
     out = dict(zip(("eff", "half_length", "launch_us"), (round(float(v), 4) for v in result.x), strict=True))
     return {**out, "rows": len(rows), "errors": _errors(predict(result.x), measured)}
@@ -89,7 +98,10 @@ def main(folder: Path) -> None:
     for gpu, (bf16, fp8, fp4, bandwidth, sms) in GPUS.items():
         out[gpu] = {}
         for dtype, peak, size in (
-            ("bfloat16", bf16, 2.0), ("fp8", fp8, 1.0), ("fp8_block", fp8, 1.0), ("nvfp4", fp4, 0.5625),
+            ("bfloat16", bf16, 2.0),
+            ("fp8", fp8, 1.0),
+            ("fp8_block", fp8, 1.0),
+            ("nvfp4", fp4, 0.5625),
         ):
             rows = gemm[(gemm.gpu == gpu) & (gemm.dtype == dtype) & (gemm["mode"] == "burst") & (gemm.m >= 128)].copy()
             if not peak or len(rows) < 500:
@@ -100,7 +112,10 @@ def main(folder: Path) -> None:
             rows = rows[rows.target_us > 0]
             out[gpu][dtype] = fit_gemm(rows, peak, bandwidth, sms, size)
         causal = attention[
-            (attention.gpu == gpu) & attention.causal & (attention.dtype == "bfloat16") & (attention.window == 0)
+            (attention.gpu == gpu)
+            & attention.causal
+            & (attention.dtype == "bfloat16")
+            & (attention.window == 0)
             & (attention.kv_dtype == "bfloat16")
         ]
         for kernel, rows in causal.groupby("kernel"):

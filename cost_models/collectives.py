@@ -60,7 +60,9 @@ def collective_s(
     all-to-all's bytes that crosses nodes (node-limited dispatch sends a token once to a node).
     """
     volume, size, stride, copies = np.broadcast_arrays(
-        np.asarray(volume, dtype=float), np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64),
+        np.asarray(volume, dtype=float),
+        np.asarray(size, dtype=np.int64),
+        np.asarray(stride, dtype=np.int64),
         np.asarray(copies, dtype=float),
     )
     number = size.astype(float)

@@ -68,9 +68,9 @@ def family_of(gpu: GpuType) -> str:
     """The family whose constants a GPU type takes: by name, else by vendor and compute capability."""
     name = re.sub(r"[^A-Z0-9]", "", gpu.name.upper())
     families = tables()["families"]
-    for family, data in families.items():
-        if any(name.startswith(prefix) for prefix in data.get("names", ())):
-            return str(family)
+    matches = [(len(p), family) for family, data in families.items() for p in data["names"] if name.startswith(p)]
+    if matches:
+        return str(max(matches)[1])  # the longest prefix, so that A100 is no A10
     if gpu.vendor == "amd":
         return "cdna3"
     capability = gpu.compute_capability or 0.0

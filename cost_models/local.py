@@ -154,4 +154,3 @@ def activation_element_bytes(precision: str) -> float:
 def linear_input_bytes(precision: str) -> float:
     """Bytes a saved GEMM input takes an element: low precision keeps the copy that the weight gradient reads."""
     return {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}.get(precision, activation_element_bytes(precision))
-

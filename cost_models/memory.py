@@ -29,9 +29,7 @@ def reserved_bytes(allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike) -
     return out
 
 
-def block_capacity_bytes(
-    limit_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike, headroom: float = 0.0
-) -> FloatArray:
+def block_capacity_bytes(limit_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike, headroom: float = 0.0) -> FloatArray:
     """Allocated bytes that the blocks of a stage may fill: the inverse of :func:`reserved_bytes` at the limit."""
     usable = np.asarray(limit_bytes, dtype=float) * (1.0 - headroom) - fixed_bytes
     out: FloatArray = usable * ALLOCATED_OVER_RESERVED
@@ -42,9 +40,7 @@ def fits(
     allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike, limit_bytes: npt.ArrayLike, headroom: float = 0.0
 ) -> npt.NDArray[np.bool_]:
     """Whether a rank fits: ``fixed + allocated / 0.94 <= limit * (1 - headroom)``."""
-    out: npt.NDArray[np.bool_] = np.asarray(
-        allocated_bytes <= block_capacity_bytes(limit_bytes, fixed_bytes, headroom)
-    )
+    out: npt.NDArray[np.bool_] = np.asarray(allocated_bytes <= block_capacity_bytes(limit_bytes, fixed_bytes, headroom))
     return out
 
 

@@ -12,7 +12,8 @@ from typing import Protocol
 from meshwright.specs.batch import CellKeys, FloatArray, IntArray
 
 #: Terms of the seconds of a cell, in the order of the last axis of ``forward_terms_s`` / ``backward_terms_s``.
-TERMS = ("gemm", "attention", "memory_bound", "host", "tp_comm", "cp_comm", "ep_comm", "recompute")
+#: ``dp_comm`` is what sharded parameters and gradients cost inside each micro-batch (FSDP, ZeRO-2/3).
+TERMS = ("gemm", "attention", "memory_bound", "host", "tp_comm", "cp_comm", "ep_comm", "recompute", "dp_comm")
 #: Kinds of static and activation bytes, in the order of the last axis of ``static_bytes_by``.
 STATIC = ("weights", "gradients", "optimizer")
 

@@ -62,12 +62,7 @@ def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:
 
 def _forward_order(pp: int, vpp: int, m: int) -> list[tuple[int, int]]:
     """(chunk, micro-batch) of every forward: groups of P micro-batches, each through all chunks."""
-    return [
-        (chunk, k)
-        for start in range(0, m, pp)
-        for chunk in range(vpp)
-        for k in range(start, min(start + pp, m))
-    ]
+    return [(chunk, k) for start in range(0, m, pp) for chunk in range(vpp) for k in range(start, min(start + pp, m))]
 
 
 @lru_cache(maxsize=64)

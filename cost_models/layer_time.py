@@ -1,0 +1,359 @@
+"""Seconds of a layer on one rank of a pool, operator by operator, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
+from meshwright.specs.batch import FloatArray
+from meshwright.specs.cluster import NetworkLevel
+from meshwright.specs.feed_forward import DenseFFN, MoEFFN
+from meshwright.specs.model import LayerKind
+from meshwright.specs.weights import Weight
+
+from .collectives import collective_s, link_constants, members_inside, usable_bandwidth
+from .local import Linear, Local, activation_element_bytes
+from .operators import Device, attention_s, matmul_s, scan_s, seen_keys, stream_s
+from .protocol import TERMS
+
+#: FLOP of a chunked scan per head and token, over key size * value size (state update, read-out, decay).
+SCAN_FLOPS = 6.0
+#: Framework calls that one operator costs the host in the forward pass. Counts of Transformer Engine modules in Megatron's layer code.
+CALLS = {
+    "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 12, "permute": 6,
+    "all_to_all": 5, "experts": 4, "scan": 6, "loss": 6, "embedding": 3,
+}  # fmt: skip
+#: Calls of the backward pass over those of the forward pass (autograd runs in C++ with the same kernels twice).
+BACKWARD_CALLS = 1.2
+
+
+@dataclass
+class Pieces:
+    """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds."""
+
+    count: int
+    forward: FloatArray = field(init=False)
+    backward: FloatArray = field(init=False)
+    modules: dict[str, FloatArray] = field(default_factory=dict)
+    calls: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.forward = np.zeros((self.count, len(TERMS)))
+        self.backward = np.zeros((self.count, len(TERMS)))
+
+    def add(self, term: str, module: str, forward: FloatArray, backward: FloatArray, calls: float = 0.0) -> None:
+        """Book an operator of ``module`` under ``term`` with its host ``calls``."""
+        self.forward[:, TERMS.index(term)] += forward
+        self.backward[:, TERMS.index(term)] += backward
+        self.modules[module] = self.modules.get(module, np.zeros(self.count)) + forward
+        self.calls[module] = self.calls.get(module, 0.0) + calls
+
+    def finish(self, again: frozenset[str], host_call_s: float) -> tuple[FloatArray, FloatArray]:
+        """[C, TERMS] seconds forward and backward when the modules ``again`` (``*`` for all) are computed twice.
+
+        What the host needs beyond the GPU's time is exposed: the slower of the two sets the pace.
+        """
+        forward, backward = self.forward.copy(), self.backward.copy()
+        repeated = [m for m in self.modules if "*" in again or m in again]
+        backward[:, TERMS.index("recompute")] = sum((self.modules[m] for m in repeated), np.zeros(self.count))
+        calls = sum(self.calls.values())
+        calls_back = BACKWARD_CALLS * calls + sum(self.calls[m] for m in repeated)
+        for seconds, number in ((forward, calls), (backward, calls_back)):
+            busy = seconds.sum(axis=1)
+            seconds[:, TERMS.index("host")] = np.maximum(number * host_call_s - busy, 0.0)
+        return forward, backward
+
+
+class LayerTimer:
+    """Prices the operators of blocks for one model on one pool at all cell keys."""
+
+    def __init__(self, at: Local, on: Device, levels: Sequence[NetworkLevel], tp_overlap: bool = False):
+        self.at, self.on, self.levels, self.tp_overlap = at, on, levels, tp_overlap
+        self.wide = activation_element_bytes(at.workload.precision)
+        self.low = at.workload.precision in ("fp8", "mxfp8", "nvfp4")
+
+    # -- building stones ---------------------------------------------------------------------------------------------
+
+    def _nothing(self) -> FloatArray:
+        return np.zeros_like(self.at.tp)
+
+    def stream(
+        self,
+        out: Pieces,
+        module: str,
+        kind: str,
+        forward_bytes: FloatArray,
+        backward_bytes: FloatArray,
+        share: float | None = None,
+    ) -> None:
+        """A memory-bound operator."""
+        forward = stream_s(self.on, forward_bytes, share)
+        out.add("memory_bound", module, forward, stream_s(self.on, backward_bytes, share), CALLS[kind])
+
+    def linear(self, out: Pieces, module: str, linear: Linear, tokens: FloatArray, trained: bool) -> None:
+        """Forward, input gradient and (if trained) weight gradient of a GEMM on ``tokens`` rows for each group."""
+        run = {"groups": linear.groups, "low_precision": linear.low_precision, "grouped": linear.expert}
+        size_in, size_out = linear.inputs, linear.outputs
+        forward = matmul_s(self.on, tokens, size_out, size_in, **run)  # type: ignore[arg-type]
+        backward = matmul_s(self.on, tokens, size_in, size_out, **run)  # type: ignore[arg-type]
+        if trained:
+            backward = backward + matmul_s(self.on, size_out, size_in, tokens, **run)  # type: ignore[arg-type]
+        out.add("gemm", module, forward, backward, CALLS["experts" if linear.expert else "linear"])
+        if self.low and linear.low_precision:
+            # Quantise the input forward and the gradient backward: read 16 bit, write 8 bit twice (row and column).
+            rows = tokens * linear.groups
+            out.add(
+                "memory_bound",
+                module,
+                stream_s(self.on, rows * size_in * (self.wide + 2.0)),
+                stream_s(self.on, rows * size_out * (self.wide + 2.0)),
+                2,
+            )
+        lora = self.at.workload.lora
+        if lora is not None and self.at.adapter(linear, lora):
+            rank = np.full_like(tokens, lora.rank)
+            down = matmul_s(self.on, tokens * linear.groups, rank, size_in, low_precision=False)
+            up = matmul_s(self.on, tokens * linear.groups, size_out, rank, low_precision=False)
+            out.add("gemm", module, down + up, 2 * (down + up), 2 * CALLS["linear"])
+
+    def linears(self, out: Pieces, module: str, weights: tuple[Weight, ...], trained: bool) -> None:
+        """The dense GEMMs of a part; replicated maps run on the rank's own tokens under sequence parallelism."""
+        for linear in self.at.linears(weights):
+            tokens = self.at.own_tokens if linear.split == "replicated" else self.at.tokens
+            self.linear(out, module, linear, tokens, trained)
+
+    def norms(self, out: Pieces, count: float, residuals: float) -> None:
+        """Norms (read and write; backward reads two, writes one) and fused residual additions."""
+        size = self.wide * self.at.model.hidden_size * self.at.own_tokens
+        for _ in range(int(count)):
+            self.stream(out, "layernorm", "norm", 2 * size, 3 * size)
+        for _ in range(int(residuals)):
+            self.stream(out, "residual", "residual", 3 * size, 2 * size)
+
+    def tensor_parallel(self, out: Pieces, module: str, compute: FloatArray) -> None:
+        """Collectives around one column-row pair over TP, with ``compute`` the pair's forward GEMM seconds.
+
+        Sequence parallel: all-gather in, reduce-scatter out; backward the mirror image, plus the input gathered again
+        for the weight gradient, which Megatron hides under the input gradient. Otherwise one all-reduce each way.
+        """
+        at = self.at
+        volume = self.wide * at.model.hidden_size * at.tokens
+        if not at.sequence_parallel:
+            once = collective_s("all_reduce", self.levels, volume, at.tp, 1)
+            out.add("tp_comm", module, once, once, 1)
+            return
+        gather = collective_s("all_gather", self.levels, volume, at.tp, 1)
+        scatter = collective_s("reduce_scatter", self.levels, volume, at.tp, 1)
+        both = gather + scatter
+        again = np.maximum(gather - compute, 0.0)
+        if self.tp_overlap:
+            # Ring exchange by chunks: the first chunk and what the products cannot cover stay visible.
+            forward = np.maximum(both / at.tp, both - compute)
+            backward = np.maximum(both / at.tp, both - 2 * compute)
+        else:
+            forward, backward = both, both
+        out.add("tp_comm", module, forward, backward + again, 4)
+
+    # -- token mixers ------------------------------------------------------------------------------------------------
+
+    def mixer(self, out: Pieces, layer: LayerKind, trained: bool) -> None:
+        mixer, at = layer.attention, self.at
+        if mixer is None:
+            return
+        weights = mixer.weights(at.model.hidden_size)
+        up_names = ("q_up", "kv_up", "q") if isinstance(mixer, MLAAttention) else ()
+        before = out.forward[:, TERMS.index("gemm")].copy()
+        self.linears(out, "mla_up_proj", tuple(w for w in weights if w.name in up_names), trained)
+        self.linears(out, "attention_linear", tuple(w for w in weights if w.name not in up_names), trained)
+        compute = out.forward[:, TERMS.index("gemm")] - before
+        if isinstance(mixer, SoftmaxAttention):
+            self._softmax(out, mixer)
+        elif isinstance(mixer, MLAAttention):
+            self._latent(out, mixer)
+        else:
+            self._scan(out, mixer)
+        self.tensor_parallel(out, "attention_comm", compute)
+
+    def _core(
+        self, out: Pieces, heads: FloatArray, qk_dim: int, v_dim: int, keys: float, kv_bytes_per_token: FloatArray
+    ) -> None:
+        """Core attention, with the key/value ring of context parallelism hidden under it."""
+        at = self.at
+        forward, backward = attention_s(
+            self.on, at.sequences, at.workload.seq_length, keys, heads, qk_dim, v_dim, at.cp
+        )
+        out.add("attention", "core_attn", forward, backward, CALLS["attention"])
+        block = kv_bytes_per_token * at.tokens
+        step = self._ring_step_s(block)
+        hops = at.cp - 1
+        with np.errstate(invalid="ignore"):
+            exposed = np.maximum(hops * (step - forward / at.cp), 0.0)
+            exposed_back = np.maximum(hops * (2 * step - backward / at.cp), 0.0)
+        out.add("cp_comm", "core_attn", exposed, exposed_back, 2)
+
+    def _ring_step_s(self, block: FloatArray) -> FloatArray:
+        """Seconds to pass one block on in a ring over the context-parallel group: its slowest hop."""
+        at, slowest, inner = self.at, self._nothing(), np.ones_like(self.at.tp)
+        for level in self.levels:
+            members = members_inside(level, at.keys.cp, at.keys.tp)
+            constants = link_constants(level)
+            hop = constants["start_s"] + level.latency_s + constants["step_s"] + block / usable_bandwidth(level)
+            slowest = np.where(members > inner, np.maximum(slowest, hop), slowest)
+            inner = np.maximum(inner, members)
+        return np.where(at.cp > 1, slowest, 0.0)
+
+    def _softmax(self, out: Pieces, mixer: SoftmaxAttention) -> None:
+        at = self.at
+        heads, kv_heads = np.ceil(mixer.num_heads / at.tp), np.ceil(mixer.num_kv_heads / at.tp)
+        moved = self.wide * (heads + kv_heads) * mixer.head_dim * at.tokens
+        if at.model.rotary:
+            self.stream(out, "attention_linear", "rope", 2 * moved, 2 * moved)
+        if mixer.qk_norm != "none":
+            self.stream(out, "attention_linear", "norm", 2 * moved, 3 * moved)
+        if mixer.output_gate:
+            gate = self.wide * heads * mixer.head_dim * at.tokens
+            self.stream(out, "attention_linear", "activation", 3 * gate, 5 * gate)
+        keys = float(at.workload.seq_length) if mixer.cross else seen_keys(at.workload.seq_length, mixer.window)
+        self._core(out, heads, mixer.head_dim, mixer.head_dim, keys, 2 * self.wide * kv_heads * mixer.head_dim)
+
+    def _latent(self, out: Pieces, mixer: MLAAttention) -> None:
+        at = self.at
+        heads = np.ceil(mixer.num_heads / at.tp)
+        latent = self.wide * ((mixer.q_lora_rank or 0) + mixer.kv_lora_rank) * at.own_tokens
+        self.stream(out, "latent", "norm", 2 * latent, 3 * latent)
+        # Rotary parts, and the concatenation of rotary and plain parts of queries and keys: read and write both.
+        moved = 2 * self.wide * 2 * heads * mixer.qk_head_dim * at.tokens
+        self.stream(out, "mla_up_proj", "rope", moved, moved)
+        keys = seen_keys(at.workload.seq_length, None, mixer.indexer.top_k if mixer.indexer else None)
+        if mixer.indexer:
+            index = mixer.indexer
+            every = seen_keys(at.workload.seq_length, None)
+            scores, scores_back = attention_s(
+                self.on,
+                at.sequences,
+                at.workload.seq_length,
+                every,
+                np.full_like(heads, index.num_heads),
+                index.head_dim,
+                0,
+                at.cp,
+            )
+            out.add("attention", "core_attn", scores, scores_back, CALLS["attention"])
+        per_token = self.wide * heads * (mixer.qk_head_dim + mixer.v_head_dim)
+        self._core(out, heads, mixer.qk_head_dim, mixer.v_head_dim, keys, per_token)
+
+    def _scan(self, out: Pieces, mixer: LinearAttention | MambaMixer) -> None:
+        """Convolution, chunked scan and gated norm; context parallelism exchanges heads for tokens and back."""
+        at = self.at
+        if isinstance(mixer, LinearAttention):
+            heads = np.ceil(mixer.num_value_heads / at.tp)
+            size = mixer.key_head_dim * mixer.value_head_dim
+            inner = heads * mixer.value_head_dim
+            channels = inner + 2 * np.ceil(mixer.num_key_heads / at.tp) * mixer.key_head_dim
+        else:
+            heads = np.ceil(mixer.num_heads / at.tp)
+            size = mixer.head_dim * mixer.state_size
+            inner = heads * mixer.head_dim
+            channels = inner + 2 * np.ceil(mixer.num_groups / at.tp) * mixer.state_size
+        conv = self.wide * channels * at.tokens
+        self.stream(out, "attention_linear", "activation", 2 * conv, 4 * conv)
+        forward, backward = scan_s(self.on, at.tokens, SCAN_FLOPS * heads * size)
+        out.add("attention", "core_attn", forward, backward, CALLS["scan"])
+        gated = self.wide * inner * at.tokens
+        self.stream(out, "attention_linear", "norm", 3 * gated, 5 * gated)
+        exchange = collective_s("all_to_all", self.levels, conv, at.keys.cp, at.keys.tp)
+        exchange = exchange + collective_s("all_to_all", self.levels, gated, at.keys.cp, at.keys.tp)
+        out.add("cp_comm", "core_attn", exchange, exchange, 4)
+
+    # -- feed-forward ------------------------------------------------------------------------------------------------
+
+    def dense_ffn(self, out: Pieces, ffn: DenseFFN, trained: bool) -> None:
+        before = out.forward[:, TERMS.index("gemm")].copy()
+        self.linears(out, "mlp", ffn.weights(self.at.model.hidden_size), trained)
+        self._activation(out, "mlp", ffn.intermediate_size / self.at.tp * self.at.tokens, ffn.gated)
+        self.tensor_parallel(out, "mlp_comm", out.forward[:, TERMS.index("gemm")] - before)
+
+    def _activation(self, out: Pieces, module: str, elements: FloatArray, gated: bool) -> None:
+        read = 2.0 if gated else 1.0
+        size = self.wide * elements
+        self.stream(out, module, "activation", (read + 1) * size, (2 * read + 1) * size)
+
+    def mixture(self, out: Pieces, moe: MoEFFN, trained: bool) -> None:
+        """Router, dispatch, grouped experts, combine, and the shared expert beside them."""
+        at = self.at
+        weights = moe.weights(at.model.hidden_size)
+        width = moe.latent_size or at.model.hidden_size
+        own = at.own_tokens
+        self.linears(out, "moe", tuple(w for w in weights if not w.expert and not w.name.startswith("shared")), trained)
+        # Softmax or sigmoid, group and expert top-k, bias and probabilities: eight passes over the fp32 scores.
+        scores = 8 * 4.0 * moe.num_experts * own
+        self.stream(out, "moe", "router", scores, scores / 2)
+        sent = self.wide * width * own * moe.top_k
+        pairs = at.expert_tokens(moe.top_k)
+        received = self.wide * width * pairs
+        # Permute before and sort after the dispatch, and the way back: each reads and writes.
+        moved = self.wide * width * own + sent + 2 * received
+        for _ in range(2):
+            self.stream(out, "moe", "permute", moved, moved, self.on.fit.permute)
+        self._dispatch(out, moe, sent)
+        experts = [linear for linear in at.linears(weights) if linear.expert]
+        for linear in experts:
+            self.linear(out, "moe", linear, pairs / linear.groups, trained)
+        inner = pairs * moe.expert_intermediate_size / at.etp
+        self._activation(out, "moe_act", inner, moe.gated)
+        if moe.shared_intermediate_size:
+            before = out.forward[:, TERMS.index("gemm")].copy()
+            shared = tuple(w for w in weights if w.name.startswith("shared"))
+            self.linears(out, "shared_experts", shared, trained)
+            self._activation(out, "shared_experts", moe.shared_intermediate_size / at.tp * at.tokens, moe.gated)
+            self.tensor_parallel(out, "shared_experts", out.forward[:, TERMS.index("gemm")] - before)
+
+    def _dispatch(self, out: Pieces, moe: MoEFFN, sent: FloatArray) -> None:
+        """All-to-all over EP and all-gather / reduce-scatter over ETP, both ways; the fullest rank's load counts.
+
+        The ``flex`` dispatcher sends a token once to each node it touches.
+        """
+        at, keys = self.at, self.at.keys
+        load = at.load
+        if at.target.dispatcher == "allgather":
+            everyone = sent / moe.top_k * at.ep * at.etp
+            gather = collective_s("all_gather", self.levels, everyone, keys.ep * keys.etp, 1)
+            scatter = collective_s("reduce_scatter", self.levels, everyone, keys.ep * keys.etp, 1)
+            out.add("ep_comm", "moe", gather + scatter, gather + scatter, 2 * CALLS["all_to_all"])
+            return
+        copies = np.ones_like(at.ep)
+        if at.target.dispatcher == "flex":
+            inside = members_inside(self.levels[0], keys.ep, keys.etp)
+            copies = touched(at.ep / inside, moe.top_k, moe.top_k_groups) / moe.top_k
+        exchange = collective_s("all_to_all", self.levels, sent * load, keys.ep, keys.etp, copies)
+        out.add("ep_comm", "moe", 2 * exchange, 2 * exchange, 2 * CALLS["all_to_all"])
+        gathered = sent * load * at.etp
+        gather = collective_s("all_gather", self.levels, gathered, keys.etp, 1)
+        scatter = collective_s("reduce_scatter", self.levels, gathered, keys.etp, 1)
+        out.add("tp_comm", "moe", gather + scatter, gather + scatter, 0)
+
+    # -- whole layers ------------------------------------------------------------------------------------------------
+
+    def layer(self, out: Pieces, layer: LayerKind, trained: bool) -> None:
+        """All operators of a decoder layer."""
+        self.mixer(out, layer, trained)
+        if isinstance(layer.feed_forward, DenseFFN):
+            self.dense_ffn(out, layer.feed_forward, trained)
+        elif isinstance(layer.feed_forward, MoEFFN):
+            self.mixture(out, layer.feed_forward, trained)
+        parts = (layer.attention is not None) + (layer.feed_forward is not None)
+        self.norms(out, max(layer.norms, parts), parts)
+
+    def pieces(self) -> Pieces:
+        return Pieces(len(self.at.tp))
+
+
+def touched(nodes: FloatArray, top_k: int, most: int | None) -> FloatArray:
+    """Expected number of distinct nodes that ``top_k`` experts drawn evenly lie on, at most ``most``."""
+    nodes = np.maximum(np.asarray(nodes, dtype=float), 1.0)
+    expected = nodes * (1.0 - (1.0 - 1.0 / nodes) ** top_k)
+    out: FloatArray = np.minimum(expected, most) if most else expected
+    return out

@@ -1,0 +1,71 @@
+"""Step time from stage sums: event by event for finalists, a lower bound in bulk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.specs.batch import FloatArray
+
+from . import schedules
+from .protocol import Tail
+from .schedules import Timeline
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step: its timeline, the stage that ends last, and the exposed tail. Seconds."""
+
+    step_time_s: float
+    timeline: Timeline
+    critical_stage: int
+    grad_reduce_s: float
+    optimizer_s: float
+    param_gather_s: float
+
+
+def step_time(
+    schedule: str,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    send_s: npt.ArrayLike,
+    m: int,
+    tail: Tail,
+    keep_events: bool = False,
+) -> StepTime:
+    """Event time of ``m`` micro-batches over stages [P, V], then the tail.
+
+    The gradient norm waits for the stage that ends last, its reduction included; the slowest optimizer and the
+    slowest parameter gather follow.
+    """
+    timeline = schedules.get(schedule).simulate(forward_s, backward_s, np.asarray(send_s, dtype=float), m, keep_events)
+    done = timeline.finish_s + tail.grad_reduce_s
+    critical = int(done.argmax())
+    optimizer, gather = float(tail.optimizer_s.max()), float(tail.param_gather_s.max())
+    return StepTime(
+        step_time_s=float(done[critical]) + optimizer + gather,
+        timeline=timeline,
+        critical_stage=critical,
+        grad_reduce_s=float(tail.grad_reduce_s[critical]),
+        optimizer_s=optimizer,
+        param_gather_s=gather,
+    )
+
+
+def step_bound_s(
+    schedule: str, forward_s: FloatArray, backward_s: FloatArray, send_s: npt.ArrayLike, m: int, tail: Tail
+) -> FloatArray:
+    """Lower bound [...] of :func:`step_time` for many candidates at once.
+
+    Stage sums [..., P, V], sends [..., P - 1] or [..., P], tail [..., P]. Stage 0 ends with the makespan, so its
+    reduction follows the schedule's bound; any stage i ends no sooner than the forwards before it and its own work.
+    """
+    makespan = schedules.get(schedule).bound_s(forward_s, backward_s, np.asarray(send_s, dtype=float), m)
+    first = forward_s[..., 0]
+    own = m * (forward_s + backward_s).sum(axis=-1)
+    ends = np.cumsum(first, axis=-1) - first + own + tail.grad_reduce_s
+    begun = np.maximum(makespan + tail.grad_reduce_s[..., 0], ends.max(axis=-1))
+    out: FloatArray = begun + tail.optimizer_s.max(axis=-1) + tail.param_gather_s.max(axis=-1)
+    return out

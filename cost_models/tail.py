@@ -1,0 +1,100 @@
+"""What follows the last backward of a stage: gradient reduction, optimizer, parameter gather; exposed seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.specs.batch import CellKeys, FloatArray, IntArray
+from meshwright.specs.cluster import Pool
+from meshwright.specs.target import Target
+from meshwright.specs.workload import BYTES, Workload
+
+from .collectives import collective_s
+from .memory import optimizer_bytes_per_param
+from .operators import Device
+from .protocol import Tail
+
+#: Megatron's default bucket of the gradient buffer: max(40M, 1M * data-parallel size) parameters (DDP config).
+BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK = 40e6, 1e6
+#: Host time of a step outside the passes: gradient-norm reductions and their synchronisation, scheduler, data iterator.
+#: An assumption; regressions on vTrain's runs of an old stack give up to 20 ms.
+STEP_OVERHEAD_S = 2e-3
+
+
+def tail_of(
+    keys: CellKeys,
+    row_shape: tuple[int, ...],
+    pool: IntArray,
+    dense_params: FloatArray,
+    expert_params: FloatArray,
+    last_backward_s: FloatArray,
+    *,
+    pools: Sequence[Pool],
+    devices: Sequence[Device],
+    workload: Workload,
+    target: Target,
+    shardings: Sequence[str],
+) -> Tail:
+    """Exposed seconds of stages; ``keys`` are the cell keys of the rows, flat, that had shape ``row_shape``.
+
+    Gradients: one reduce-scatter (all-reduce when nothing is sharded) over each data-parallel group, hidden under the
+    last micro-batch's backward but for the last bucket. The gather of updated parameters hides under the next
+    forward (half of that backward) but for the first bucket. Full sharding does both inside the passes.
+    """
+
+    def column(name: str) -> FloatArray:
+        return np.asarray(getattr(keys, name)).reshape(row_shape)
+
+    arrays = [column(n) for n in ("tp", "cp", "ep", "etp", "stage_ranks", "sharding")]
+    (tp, _cp, ep, etp, ranks, sharding, pool, dense, expert, backward) = np.broadcast_arrays(
+        *arrays, pool, dense_params, expert_params, last_backward_s
+    )
+    trained = dense + expert
+    dense_size, expert_size = ranks // tp, ranks // (etp * ep)
+    shape = trained.shape
+    reduce_s, gather_s, first_s, last_s, optimizer_s = (np.zeros(shape) for _ in range(5))
+    levels_of = np.array([shardings[i] for i in range(len(shardings))])[sharding]
+    whole = levels_of == "none"
+    inside = np.isin(levels_of, ("zero2", "zero3", "fsdp"))
+    shards = np.where(whole, 1, dense_size), np.where(whole, 1, expert_size)
+    owned = dense / shards[0] + expert / shards[1]
+    bucket = np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * dense_size)
+    last_bucket = np.minimum(dense, bucket)
+    gradient, parameter = BYTES[workload.gradient_dtype], BYTES[workload.params_dtype]
+    # Read gradient, read and write main copy and moments, write parameter; zero the buffer, read it for the norm, clip.
+    touched = owned * (gradient + 2 * optimizer_bytes_per_param(workload) + parameter + 3 * gradient)
+    touched = touched + trained * gradient
+    for g, place in enumerate(pools):
+        here = pool == g
+        if not here.any():
+            continue
+
+        def time(
+            op: str, params: FloatArray, size: int, group: IntArray, stride: IntArray, at: Pool = place
+        ) -> FloatArray:
+            return collective_s(op, at.levels, params * size, group, stride)  # type: ignore[arg-type]
+
+        def reduced(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
+            scatter = time("reduce_scatter", params, gradient, group, stride)
+            return np.where(whole, time("all_reduce", params, gradient, group, stride), scatter)
+
+        reduce_s = np.where(here, reduced(dense, dense_size, tp) + reduced(expert, expert_size, etp * ep), reduce_s)
+        last_s = np.where(here, reduced(last_bucket, dense_size, tp), last_s)
+        gathered = time("all_gather", dense, parameter, dense_size, tp)
+        gathered = gathered + time("all_gather", expert, parameter, expert_size, etp * ep)
+        gather_s = np.where(here & ~whole, gathered, gather_s)
+        first_s = np.where(here & ~whole, time("all_gather", last_bucket, parameter, dense_size, tp), first_s)
+        on = devices[g]
+        optimizer_s = np.where(here, touched / (on.bandwidth * on.fit.optimizer), optimizer_s)
+    if target.overlap_grad_reduce:
+        reduce_s = np.maximum(reduce_s - backward, last_s)
+    if target.overlap_param_gather:
+        gather_s = np.maximum(gather_s - backward / 2, first_s)
+    fully = np.isin(levels_of, ("zero3", "fsdp"))
+    return Tail(
+        grad_reduce_s=np.where(inside, 0.0, reduce_s),
+        optimizer_s=np.where(trained > 0, optimizer_s + STEP_OVERHEAD_S, 0.0),
+        param_gather_s=np.where(fully, 0.0, gather_s),
+    )
