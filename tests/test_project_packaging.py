@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -33,13 +34,16 @@ def pins(root: Path) -> dict[str, Version]:
 
 
 @pytest.fixture(scope="module")
-def wheel(root: Path, sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel built from a copy of the sources, since a build leaves files behind."""
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built from what the image's build sees, and in a copy, since a build leaves files behind."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
-    rest = [Path(name) for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "src/meshwright/__init__.py")]
-    for path in [*sources, *rest]:
-        (copy / path).parent.mkdir(parents=True, exist_ok=True)
-        (copy / path).write_bytes((root / path).read_bytes())
+    lines = (root / ".dockerignore").read_text().splitlines()
+    assert lines[0] == "*"
+    for name in (line[1:] for line in lines if line.startswith("!")):
+        if (root / name).is_dir():
+            shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(root / name, copy)
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, out], cwd=copy, check=True, capture_output=True)
     return zipfile.ZipFile(next(out.glob("*.whl")))
