@@ -57,7 +57,7 @@ def _load_file(path: str) -> ClusterSpec:
 
 def _exists(text: str) -> bool:
     try:
-        return Path(text).exists()
+        return bool(text) and Path(text).exists()
     except (OSError, ValueError):
         return False
 
