@@ -95,7 +95,7 @@ class Workload(Document):
         if BYTES[self.main_params_dtype] < BYTES[self.params_dtype]:
             raise ValueError(
                 f"main_params_dtype {self.main_params_dtype} holds less than params_dtype {self.params_dtype}; "
-                f"use {self.params_dtype} or fp32"
+                "use fp32 for both, or equal ones"
             )
         return self
 
