@@ -173,6 +173,10 @@ class CostModel:
         each = FUSED_LOGIT_BYTES if self.target.fused_cross_entropy else UNFUSED_LOGIT_BYTES
         return each * at.tokens * at.padded(self.model.vocab_size) / at.tp
 
+    def logit_bytes_of(self, cells: CellCosts) -> FloatArray:
+        """[C] live logit bytes at the keys of ``cells``."""
+        return self.logit_bytes(Local(self.model, self.workload, self.target, cells.keys))
+
     def _activations(self, kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
         """(kept, transient) bytes of a block for one micro-batch."""
         hidden = activation_element_bytes(self.workload.precision) * self.model.hidden_size

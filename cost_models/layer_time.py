@@ -21,7 +21,8 @@ from .protocol import TERMS
 
 #: FLOP of a chunked scan per head and token, over key size * value size (state update, read-out, decay).
 SCAN_FLOPS = 6.0
-#: Framework calls that one operator costs the host in the forward pass. Counts of Transformer Engine modules in Megatron's layer code.
+#: Framework calls that one operator costs the host in the forward pass, counted in Megatron's layer code with
+#: Transformer Engine modules.
 CALLS = {
     "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 12, "permute": 6,
     "all_to_all": 5, "experts": 4, "scan": 6, "loss": 6, "embedding": 3,

@@ -1,4 +1,4 @@
-"""Bytes that stay: weights, gradients, optimizer state by sharding; what is outside the allocator; the rule that fits."""
+"""Bytes that stay: weights, gradients, optimizer state by sharding; the rule that says what fits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,349 @@
+"""``estimate``: seconds and bytes of one plan, by the same cells, schedules and tail that search prices with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from meshwright.specs.batch import CellKeys, FloatArray, IntArray
+from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.estimate import Estimate, StageEstimate
+from meshwright.specs.model import ModelSpec
+from meshwright.specs.plan import Hsdp, Plan, Stage, expand_blocks, parse_range
+from meshwright.specs.target import RecomputeMode, Target
+from meshwright.specs.workload import Workload
+
+from . import memory, schedules
+from .cells import CostModel
+from .flops import model_flops
+from .protocol import STATIC, TERMS, CellCosts
+from .step import StepTime, step_time
+
+
+@dataclass(frozen=True)
+class StageSums:
+    """Sums of a plan's stages over their blocks, on their slowest group.
+
+    ``forward_terms_s``, ``backward_terms_s`` [P, V, TERMS]; ``static`` [P, 3]; ``activations`` [P, V] for one
+    micro-batch; ``transient``, ``logits`` [P]; ``dense``, ``expert`` trained parameters [P]; ``pools`` [P] of the
+    slowest group; ``first_ranks`` [P] inside its pool.
+    """
+
+    cells: CellCosts
+    rows: IntArray
+    forward_terms_s: FloatArray
+    backward_terms_s: FloatArray
+    static: FloatArray
+    activations: FloatArray
+    transient: FloatArray
+    logits: FloatArray
+    dense: FloatArray
+    expert: FloatArray
+    pools: IntArray
+    first_ranks: IntArray
+    limit_bytes: FloatArray
+    fixed_bytes: FloatArray
+
+
+@cache
+def _interval() -> dict[str, Any]:
+    text = files("meshwright.cost_models.data").joinpath("interval.json").read_text()
+    out: dict[str, Any] = json.loads(text)
+    return out
+
+
+def estimate(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    target: Target,
+    plan: Plan,
+    memory_headroom: float = 0.0,
+) -> Estimate:
+    """What ``plan`` costs. ``memory_headroom`` is the share of usable memory left free for ``fits``.
+
+    Raises :class:`SpecError` where the plan names a pool or a block that the cluster or model has not, or loses or
+    repeats a block.
+    """
+    costs, sums = stage_sums(model, cluster, workload, target, plan)
+    step = plan_step(costs, plan, sums)
+    stages = [_stage(plan, sums, p, step) for p in range(plan.pp)]
+    interval = _interval()
+    used = plan.num_ranks
+    peak = sum(_peaks(cluster, workload, plan))
+    fit = memory.fits([s.allocated_bytes for s in stages], sums.fixed_bytes, sums.limit_bytes, memory_headroom)
+    return Estimate(
+        step_time_s=step.step_time_s,
+        interval_s=(step.step_time_s * interval["low"], step.step_time_s * interval["high"]),
+        interval_level=interval["level"],
+        tokens_per_s_per_gpu=workload.tokens_per_step / step.step_time_s / used,
+        mfu=model_flops(model, workload) / step.step_time_s / peak if peak else 0.0,
+        fits=bool(fit.all()),
+        assumptions=_assumptions(costs, plan),
+        gpus_used=used,
+        gpus_offered=cluster.num_gpus,
+        host_ram_bytes=0,
+        breakdown_s=_breakdown(plan, sums, step),
+        critical_stage=step.critical_stage,
+        rungs=_rungs(costs),
+        stages=tuple(stages),
+    )
+
+
+def stage_sums(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, target: Target, plan: Plan
+) -> tuple[CostModel, StageSums]:
+    """The cost model that prices ``plan`` and the sums of its stages."""
+    modes, shardings = _lists(target, plan)
+    costs = CostModel(
+        model,
+        cluster,
+        workload,
+        _with_options(target, plan),
+        recompute_modes=modes,
+        shardings=shardings,
+        tp_overlap=plan.options.tp_comm_overlap,
+    )
+    cells, rows = _cells(costs, plan, modes, shardings)
+    instances = {instance: i for i, instance in enumerate(costs.blocks.instances)}
+    _check_blocks(instances, plan)
+    pool_index = {pool.name: g for g, pool in enumerate(cluster.pools)}
+    vpp = max(len(stage.chunks) for stage in plan.stages)
+    shape = (plan.pp, vpp)
+    forward, backward = np.zeros((*shape, len(TERMS))), np.zeros((*shape, len(TERMS)))
+    activations = np.zeros(shape)
+    static = np.zeros((plan.pp, len(STATIC)))
+    transient, logits, dense, expert, limit, fixed = (np.zeros(plan.pp) for _ in range(6))
+    pools, first_ranks = np.zeros(plan.pp, dtype=np.int64), np.zeros(plan.pp, dtype=np.int64)
+    starts = _pool_starts(plan)
+    logits_of = costs.logit_bytes_of(cells)
+    for p, stage in enumerate(plan.stages):
+        kinds = _kinds_and_rows(costs, stage, instances, rows[p])
+        groups = []
+        for group in stage.groups:
+            if group.pool not in pool_index:
+                raise SpecError(Fault(f"/stages/{p}/groups", f"unknown pool {group.pool}", tuple(pool_index)))
+            g, share = pool_index[group.pool], group.micro_batches / plan.num_microbatches
+            seconds = [(cells.forward_terms_s[row, g, b], cells.backward_terms_s[row, g, b]) for _, b, row in kinds]
+            total = share * sum(float(f.sum() + w.sum()) for f, w in seconds)
+            groups.append((total, g, share, seconds))
+        _, g, share, seconds = max(groups, key=lambda item: item[0])
+        for (chunk, b, row), (one, two) in zip(kinds, seconds, strict=True):
+            forward[p, chunk] += share * one
+            backward[p, chunk] += share * two
+            static[p] += cells.static_bytes_by[row, b]
+            activations[p, chunk] += cells.activation_bytes[row, b]
+            dense[p] += cells.dense_params[row, b]
+            expert[p] += cells.expert_params[row, b]
+            if cells.transient_bytes[row, b] > transient[p]:
+                transient[p] = cells.transient_bytes[row, b]
+                logits[p] = logits_of[row] if costs.blocks.kinds[b] in ("head", "mtp") else 0.0
+        pools[p], first_ranks[p] = g, starts[p]
+        indices = [item[1] for item in groups]
+        limit[p], fixed[p] = cells.limit_bytes[indices].min(), cells.fixed_bytes[rows[p][0], indices].max()
+    return costs, StageSums(
+        cells,
+        np.array([r[0] for r in rows]),
+        forward,
+        backward,
+        static,
+        activations,
+        transient,
+        logits,
+        dense,
+        expert,
+        pools,
+        first_ranks,
+        limit,
+        fixed,
+    )
+
+
+def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool = False) -> StepTime:
+    """Event time of a plan and its tail."""
+    backward = sums.backward_terms_s.sum(axis=-1)
+    tail = costs.tail(sums.cells, sums.rows, sums.pools, sums.dense, sums.expert, backward.sum(axis=1))
+    send = costs.boundary_s(sums.cells, sums.rows[:-1], sums.pools[:-1], sums.pools[1:], sums.first_ranks[:-1])
+    return step_time(
+        plan.schedule, sums.forward_terms_s.sum(axis=-1), backward, send, plan.num_microbatches, tail, keep_events
+    )
+
+
+def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
+    """The target's recompute modes and shardings, extended by those that the plan uses."""
+    modes = list(target.recompute)
+    modes += [mode for stage in plan.stages for mode in (stage.recompute, RecomputeMode()) if mode not in modes]
+    shardings = list(target.sharding)
+    shardings += [name for stage in plan.stages if (name := _sharding(stage)) not in shardings]
+    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys(shardings))
+
+
+def _sharding(stage: Stage) -> str:
+    """Hybrid sharding is priced as full sharding over the whole group (stated in the assumptions)."""
+    return "fsdp" if isinstance(stage.sharding, Hsdp) else stage.sharding
+
+
+def _with_options(target: Target, plan: Plan) -> Target:
+    """The target with the switches that the plan sets."""
+    options = plan.options
+    return target.model_copy(
+        update={
+            "sequence_parallel": options.sequence_parallel,
+            "overlap_grad_reduce": options.overlap_grad_reduce,
+            "overlap_param_gather": options.overlap_param_gather,
+            "fused_cross_entropy": options.fused_cross_entropy,
+            "dispatcher": options.dispatcher or target.dispatcher,
+        }
+    )
+
+
+def _cells(
+    costs: CostModel, plan: Plan, modes: tuple[RecomputeMode, ...], shardings: tuple[str, ...]
+) -> tuple[CellCosts, list[tuple[int, int]]]:
+    """Cells of all stages, and for each stage the rows (its own recompute mode, no recompute)."""
+    columns: list[tuple[int, ...]] = []
+    rows: list[tuple[int, int]] = []
+    for stage in plan.stages:
+        degrees = stage.degrees
+        pair = []
+        for mode in (stage.recompute, RecomputeMode()):
+            key = (
+                degrees.tp, degrees.cp, degrees.ep, degrees.etp, degrees.tp * degrees.cp * degrees.dp,
+                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(stage)),
+            )  # fmt: skip
+            if key not in columns:
+                columns.append(key)
+            pair.append(columns.index(key))
+        rows.append((pair[0], pair[1]))
+    return costs.cells(CellKeys(*np.array(columns, dtype=np.int64).T)), rows
+
+
+def _kinds_and_rows(
+    costs: CostModel, stage: Stage, instances: dict[tuple[str, int], int], rows: tuple[int, int]
+) -> list[tuple[int, int, int]]:
+    """(chunk, block kind, row of the cells) of every block of a stage; the block method recomputes the first
+    ``num_layers`` layers of each chunk and keeps the others whole."""
+    out = []
+    block_method = stage.recompute.granularity == "full" and stage.recompute.method == "block"
+    for chunk_index, chunk in enumerate(stage.chunks):
+        layers = 0
+        for block in expand_blocks(chunk.blocks):
+            row = rows[0]
+            if block[0] in ("decoder", "mtp"):
+                if block_method and layers >= (stage.recompute.num_layers or 0):
+                    row = rows[1]
+                layers += 1
+            out.append((chunk_index, int(costs.blocks.kind_of[instances[block]]), row))
+    return out
+
+
+def _check_blocks(instances: dict[tuple[str, int], int], plan: Plan) -> None:
+    seen: set[tuple[str, int]] = set()
+    faults = []
+    for p, stage in enumerate(plan.stages):
+        for c, chunk in enumerate(stage.chunks):
+            for block in expand_blocks(chunk.blocks):
+                name = f"{block[0]}:{block[1]}" if block[0] in ("decoder", "mtp") else block[0]
+                pointer = f"/stages/{p}/chunks/{c}/blocks"
+                if block not in instances:
+                    faults.append(Fault(pointer, f"{name} is not a block of the model under this workload"))
+                elif block in seen:
+                    faults.append(Fault(pointer, f"{name} stands in the plan twice"))
+                seen.add(block)
+    missing = [block for block in instances if block not in seen]
+    if missing and not faults:
+        faults.append(Fault("/stages", f"block {missing[0][0]}:{missing[0][1]} is in no stage"))
+    if faults:
+        raise SpecError(faults)
+
+
+def _pool_starts(plan: Plan) -> list[int]:
+    """Position of each stage's first rank inside its pool: stages fill a pool in order."""
+    used: dict[str, int] = {}
+    out = []
+    for stage in plan.stages:
+        out.append(used.get(stage.groups[0].pool, 0))
+        for group in stage.groups:
+            used[group.pool] = used.get(group.pool, 0) + sum(len(parse_range(text)) for text in group.ranks)
+    return out
+
+
+def _stage(plan: Plan, sums: StageSums, p: int, step: StepTime) -> StageEstimate:
+    """Memory and busy time of one stage; the activations are those of its worst mix of live chunks."""
+    schedule = schedules.get(plan.schedule)
+    vpp = sums.activations.shape[1]
+    # More micro-batches than fill the pipeline change no mix of live activations, only the length of the order.
+    m = min(plan.num_microbatches, 4 * plan.pp)
+    states = schedules.in_flight_states(schedule.orders(plan.pp, vpp, m), vpp)[p]
+    alive = float((states @ sums.activations[p]).max())
+    parts = dict(zip(STATIC, sums.static[p], strict=True))
+    parts |= {
+        "activations": alive,
+        "logits": sums.logits[p],
+        "transient": sums.transient[p] - sums.logits[p] - memory.WORKSPACE_BYTES,
+        "fixed": memory.WORKSPACE_BYTES,
+    }
+    whole = {name: max(round(float(value)), 0) for name, value in parts.items()}
+    allocated = sum(whole.values())
+    return StageEstimate(
+        allocated_bytes=allocated,
+        reserved_bytes=round(float(memory.reserved_bytes(allocated, sums.fixed_bytes[p]))),
+        limit_bytes=round(float(sums.limit_bytes[p])),
+        breakdown_bytes=whole,
+        forward_s=float(sums.forward_terms_s[p].sum()),
+        backward_s=float(sums.backward_terms_s[p].sum()),
+        busy_s=float(step.timeline.busy_s[p]),
+    )
+
+
+def _breakdown(plan: Plan, sums: StageSums, step: StepTime) -> dict[str, float]:
+    """Seconds by term along the critical stage; ``bubble`` is the rest."""
+    p = step.critical_stage
+    terms = plan.num_microbatches * (sums.forward_terms_s[p] + sums.backward_terms_s[p]).sum(axis=0)
+    out = {name: float(value) for name, value in zip(TERMS, terms, strict=True)}
+    out["pp_comm"] = float(step.timeline.send_s[p])
+    out["grad_reduce"] = step.grad_reduce_s
+    out["optimizer"] = step.optimizer_s
+    out["param_gather"] = step.param_gather_s
+    out["bubble"] = step.step_time_s - sum(out.values())
+    return out
+
+
+def _peaks(cluster: ClusterSpec, workload: Workload, plan: Plan) -> list[float]:
+    """Dense peak FLOP/s at the GEMM precision of all ranks of each group."""
+    out = []
+    for stage in plan.stages:
+        for group in stage.groups:
+            ranks = sum(len(parse_range(text)) for text in group.ranks)
+            out.append(ranks * cluster.gpu_of(cluster.pool(group.pool)).peak_flops.get(workload.precision, 0.0))
+    return out
+
+
+def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:
+    workload, out = costs.workload, list(costs.cluster.assumptions)
+    if costs.model.is_moe and workload.moe_load_factor == 1.0:
+        out.append("routed tokens are balanced over expert ranks (moe_load_factor 1.0)")
+    if costs.model.vision:
+        out.append("one image a sequence passes the vision tower")
+    if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):
+        out.append("hybrid sharding is priced as full sharding over the whole data-parallel group")
+    for on in costs.devices:
+        if on.fit.rung != "shipped fit":
+            out.append(f"{on.gpu.name}: no operator measurements ship for {workload.precision}; rates from its family")
+    return tuple(dict.fromkeys(out))
+
+
+def _rungs(costs: CostModel) -> dict[str, str]:
+    """Where each term's numbers come from: the worst rung of the pools."""
+    fitted = all(on.fit.rung == "shipped fit" for on in costs.devices)
+    measured = "shipped fit" if fitted else "spec roofline"
+    out = dict.fromkeys((*TERMS, "pp_comm", "grad_reduce", "param_gather"), "shipped fit")
+    out |= {"gemm": measured, "attention": measured, "recompute": measured}
+    out |= {"memory_bound": "spec roofline", "optimizer": "spec roofline", "bubble": "event simulation"}
+    return out
