@@ -13,6 +13,8 @@ from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Plan, Stage, expand_blocks, parse_range
 
 GIB = 2**30
+#: Terms of the step time below this share round to nothing and are left out of the table.
+LEAST_SHARE = 5e-4
 
 
 def _console() -> Console:
@@ -44,7 +46,7 @@ def print_document(document: PlanDocument) -> None:
         f"status: {document.status}" + ("" if document.complete else " (search cut short)")
     )
     if document.reason:
-        console.print(document.reason)
+        console.print(document.reason, soft_wrap=True)
     if document.plan is not None:
         console.print()
         console.print(Text(plan_line(document.plan), style="bold"))
@@ -153,7 +155,7 @@ def _gpus(stage: Stage) -> str:
 def _breakdown(figures: Estimate) -> Table:
     table = _table("step time by term", ">time", ">share", "source")
     for name, value in sorted(figures.breakdown_s.items(), key=lambda item: -item[1]):
-        if value:
+        if abs(value) >= LEAST_SHARE * figures.step_time_s:
             table.add_row(name, seconds(value), f"{value / figures.step_time_s:.1%}", figures.rungs.get(name, ""))
     return table
 
@@ -178,7 +180,7 @@ def _bullets(console: Console, title: str, lines: list[str]) -> None:
         console.print()
         console.print(Text(title, style="bold"))
         for line in lines:
-            console.print(f"- {line}")
+            console.print(f"- {line}", soft_wrap=True)
 
 
 def print_check(result: dict[str, Any]) -> None:

@@ -263,7 +263,7 @@ def test_people_read_tables(plan_file: Path, capsys: pytest.CaptureFixture[str])
     assert f"TP{plan['tp']} PP{plan['pp']} CP{plan['cp']} DP{plan['dp']}" in out
     assert f"{figures['mfu']:.1%}" in out
     assert "80% interval" in out
-    assert all(name in out for name, value in figures["breakdown_s"].items() if value)
+    assert all(name in out for name, value in figures["breakdown_s"].items() if value > 0.001 * figures["step_time_s"])
     assert "Assumptions" in out
     assert "\x1b" not in out
     for argv in (["describe", "deepseek-v3"], ["catalog"], ["catalog", "gpus"], ["catalog", "gpus", "h100"]):
