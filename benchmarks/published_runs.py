@@ -27,7 +27,7 @@ CLUSTERS = {"H100-SXM-80GB": "H100-SXM", "A100-SXM-80GB": "A100-SXM-80GB", "A100
 FRAMEWORKS = ("NeMo", "Megatron-Bridge", "Megatron-LM", "Megatron-LM 0.14 + TE 2.11", "Megatron-DeepSpeed")
 
 
-class Unsupported(ValueError):
+class UnsupportedError(ValueError):
     """A row that this reader cannot turn into a plan."""
 
 
@@ -48,7 +48,7 @@ class Priced:
 def model_of(data: dict[str, Any], name: str) -> ModelSpec:
     """A ModelSpec from Megatron's names; MLA, GQA, dense and MoE layers."""
     if data.get("hybrid_pattern") or data.get("linear_num_key_heads") or data.get("linear_attention_freq"):
-        raise Unsupported("hybrid layers")
+        raise UnsupportedError("hybrid layers")
     heads = data["num_attention_heads"]
     gated = bool(data.get("gated_linear_unit"))
     attention: Any
@@ -114,17 +114,17 @@ def even_plan(model: ModelSpec, row: dict[str, str], workload: Workload, pool: s
     tp, pp, cp, vp, ep = (number(name) for name in ("tp", "pp", "cp", "vp", "ep"))
     world = int(row["num_gpus"])
     if world % (tp * pp * cp):
-        raise Unsupported("degrees do not divide the GPUs")
+        raise UnsupportedError("degrees do not divide the GPUs")
     stage_ranks, dp = world // pp, world // (tp * pp * cp)
     etp = number("etp", 1 if ep > 1 else tp)
     if stage_ranks % (etp * ep):
-        raise Unsupported("expert grid does not divide the stage")
+        raise UnsupportedError("expert grid does not divide the stage")
     mbs = number("micro_batch")
     if workload.global_batch_size % (mbs * dp):
-        raise Unsupported("batch does not divide")
+        raise UnsupportedError("batch does not divide")
     m = workload.global_batch_size // (mbs * dp)
     if vp > 1 and (pp == 1 or m % pp):
-        raise Unsupported("interleaving does not fit the micro-batches")
+        raise UnsupportedError("interleaving does not fit the micro-batches")
     layers, chunks = model.num_layers, pp * vp
     sizes = [layers // chunks + (1 if q < layers % chunks else 0) for q in range(chunks)]
     bounds = [sum(sizes[:q]) for q in range(chunks + 1)]
@@ -175,15 +175,15 @@ def even_plan(model: ModelSpec, row: dict[str, str], workload: Workload, pool: s
 
 
 def price(row: dict[str, str], models: dict[str, Any], target: Target) -> Priced:
-    """Price one row; :class:`Unsupported` where it lacks what a plan needs."""
+    """Price one row; :class:`UnsupportedError` where it lacks what a plan needs."""
     data = models.get(row["model"])
     if not data or row["gpu_type"] not in CLUSTERS or row["precision"] not in PRECISIONS or not row["global_batch"]:
-        raise Unsupported("model, GPU, precision or batch unknown")
+        raise UnsupportedError("model, GPU, precision or batch unknown")
     data = {**data, **(json.loads(row["model_overrides"]) if row["model_overrides"] else {})}
     model = model_of(data, row["model"])
     precision = PRECISIONS[row["precision"]]
     if row["precision"] == "" and row["framework"] != "Megatron-DeepSpeed":
-        raise Unsupported("precision not stated")
+        raise UnsupportedError("precision not stated")
     bf16_gradients = "grad_reduce=bf16" in row["other_flags"] or "grad_sync_dtype=bf16" in row["other_flags"]
     workload = Workload(
         global_batch_size=int(row["global_batch"]), seq_length=int(row["seq_len"]), precision=precision,

@@ -192,9 +192,11 @@ def _sharding(stage: Stage) -> str:
 def _with_options(target: Target, plan: Plan) -> Target:
     """The target with the switches that the plan sets."""
     options = plan.options
+    tensor_parallel = any(stage.degrees.tp > 1 for stage in plan.stages)
     return target.model_copy(
         update={
-            "sequence_parallel": options.sequence_parallel,
+            # Without tensor parallelism the switch means nothing; keep the target's, as search does.
+            "sequence_parallel": options.sequence_parallel or (target.sequence_parallel and not tensor_parallel),
             "overlap_grad_reduce": options.overlap_grad_reduce,
             "overlap_param_gather": options.overlap_param_gather,
             "fused_cross_entropy": options.fused_cross_entropy,
@@ -333,9 +335,11 @@ def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:
         out.append("one image a sequence passes the vision tower")
     if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):
         out.append("hybrid sharding is priced as full sharding over the whole data-parallel group")
-    for on in costs.devices:
-        if on.fit.rung != "shipped fit":
-            out.append(f"{on.gpu.name}: no operator measurements ship for {workload.precision}; rates from its family")
+    out += [
+        f"{on.gpu.name}: no operator measurements ship for {workload.precision}; rates from its family"
+        for on in costs.devices
+        if on.fit.rung != "shipped fit"
+    ]
     return tuple(dict.fromkeys(out))
 
 

@@ -39,18 +39,20 @@ class Pieces:
     forward: FloatArray = field(init=False)
     backward: FloatArray = field(init=False)
     modules: dict[str, FloatArray] = field(default_factory=dict)
-    calls: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward = np.zeros((self.count, len(TERMS)))
         self.backward = np.zeros((self.count, len(TERMS)))
 
-    def add(self, term: str, module: str, forward: FloatArray, backward: FloatArray, calls: float = 0.0) -> None:
+    def add(
+        self, term: str, module: str, forward: FloatArray, backward: FloatArray, calls: FloatArray | float = 0.0
+    ) -> None:
         """Book an operator of ``module`` under ``term`` with its host ``calls``."""
         self.forward[:, TERMS.index(term)] += forward
         self.backward[:, TERMS.index(term)] += backward
         self.modules[module] = self.modules.get(module, np.zeros(self.count)) + forward
-        self.calls[module] = self.calls.get(module, 0.0) + calls
+        self.calls[module] = self.calls.get(module, np.zeros(self.count)) + calls
 
     def finish(self, again: frozenset[str], host_call_s: float) -> tuple[FloatArray, FloatArray]:
         """[C, TERMS] seconds forward and backward when the modules ``again`` (``*`` for all) are computed twice.
@@ -60,8 +62,8 @@ class Pieces:
         forward, backward = self.forward.copy(), self.backward.copy()
         repeated = [m for m in self.modules if "*" in again or m in again]
         backward[:, TERMS.index("recompute")] = sum((self.modules[m] for m in repeated), np.zeros(self.count))
-        calls = sum(self.calls.values())
-        calls_back = BACKWARD_CALLS * calls + sum(self.calls[m] for m in repeated)
+        calls = sum(self.calls.values(), np.zeros(self.count))
+        calls_back = BACKWARD_CALLS * calls + sum((self.calls[m] for m in repeated), np.zeros(self.count))
         for seconds, number in ((forward, calls), (backward, calls_back)):
             busy = seconds.sum(axis=1)
             seconds[:, TERMS.index("host")] = np.maximum(number * host_call_s - busy, 0.0)
@@ -96,12 +98,14 @@ class LayerTimer:
 
     def linear(self, out: Pieces, module: str, linear: Linear, tokens: FloatArray, trained: bool) -> None:
         """Forward, input gradient and (if trained) weight gradient of a GEMM on ``tokens`` rows for each group."""
-        run = {"groups": linear.groups, "low_precision": linear.low_precision, "grouped": linear.expert}
         size_in, size_out = linear.inputs, linear.outputs
-        forward = matmul_s(self.on, tokens, size_out, size_in, **run)  # type: ignore[arg-type]
-        backward = matmul_s(self.on, tokens, size_in, size_out, **run)  # type: ignore[arg-type]
+
+        def product(m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+            return matmul_s(self.on, m, n, k, linear.groups, linear.low_precision, linear.expert)
+
+        forward, backward = product(tokens, size_out, size_in), product(tokens, size_in, size_out)
         if trained:
-            backward = backward + matmul_s(self.on, size_out, size_in, tokens, **run)  # type: ignore[arg-type]
+            backward = backward + product(size_out, size_in, tokens)
         out.add("gemm", module, forward, backward, CALLS["experts" if linear.expert else "linear"])
         if self.low and linear.low_precision:
             # Quantise the input forward and the gradient backward: read 16 bit, write 8 bit twice (row and column).
@@ -144,7 +148,7 @@ class LayerTimer:
         volume = self.wide * at.model.hidden_size * at.tokens
         if not at.sequence_parallel:
             once = collective_s("all_reduce", self.levels, volume, at.tp, 1)
-            out.add("tp_comm", module, once, once, 1)
+            out.add("tp_comm", module, once, once, np.where(at.tp > 1, 1.0, 0.0))
             return
         gather = collective_s("all_gather", self.levels, volume, at.tp, 1)
         scatter = collective_s("reduce_scatter", self.levels, volume, at.tp, 1)
@@ -156,7 +160,7 @@ class LayerTimer:
             backward = np.maximum(both / at.tp, both - 2 * compute)
         else:
             forward, backward = both, both
-        out.add("tp_comm", module, forward, backward + again, 4)
+        out.add("tp_comm", module, forward, backward + again, np.where(at.tp > 1, 4.0, 0.0))
 
     # -- token mixers ------------------------------------------------------------------------------------------------
 
@@ -193,7 +197,7 @@ class LayerTimer:
         with np.errstate(invalid="ignore"):
             exposed = np.maximum(hops * (step - forward / at.cp), 0.0)
             exposed_back = np.maximum(hops * (2 * step - backward / at.cp), 0.0)
-        out.add("cp_comm", "core_attn", exposed, exposed_back, 2)
+        out.add("cp_comm", "core_attn", exposed, exposed_back, 4 * hops)
 
     def _ring_step_s(self, block: FloatArray) -> FloatArray:
         """Seconds to pass one block on in a ring over the context-parallel group: its slowest hop."""
@@ -267,7 +271,7 @@ class LayerTimer:
         self.stream(out, "attention_linear", "norm", 3 * gated, 5 * gated)
         exchange = collective_s("all_to_all", self.levels, conv, at.keys.cp, at.keys.tp)
         exchange = exchange + collective_s("all_to_all", self.levels, gated, at.keys.cp, at.keys.tp)
-        out.add("cp_comm", "core_attn", exchange, exchange, 4)
+        out.add("cp_comm", "core_attn", exchange, exchange, np.where(at.cp > 1, 4.0, 0.0))
 
     # -- feed-forward ------------------------------------------------------------------------------------------------
 
@@ -319,18 +323,19 @@ class LayerTimer:
         """
         at, keys = self.at, self.at.keys
         load = at.load
+        calls = np.where(at.ep > 1, 2.0 * CALLS["all_to_all"], 0.0)
         if at.target.dispatcher == "allgather":
             everyone = sent / moe.top_k * at.ep * at.etp
             gather = collective_s("all_gather", self.levels, everyone, keys.ep * keys.etp, 1)
             scatter = collective_s("reduce_scatter", self.levels, everyone, keys.ep * keys.etp, 1)
-            out.add("ep_comm", "moe", gather + scatter, gather + scatter, 2 * CALLS["all_to_all"])
+            out.add("ep_comm", "moe", gather + scatter, gather + scatter, calls)
             return
         copies = np.ones_like(at.ep)
         if at.target.dispatcher == "flex":
             inside = members_inside(self.levels[0], keys.ep, keys.etp)
             copies = touched(at.ep / inside, moe.top_k, moe.top_k_groups) / moe.top_k
         exchange = collective_s("all_to_all", self.levels, sent * load, keys.ep, keys.etp, copies)
-        out.add("ep_comm", "moe", 2 * exchange, 2 * exchange, 2 * CALLS["all_to_all"])
+        out.add("ep_comm", "moe", 2 * exchange, 2 * exchange, calls)
         gathered = sent * load * at.etp
         gather = collective_s("all_gather", self.levels, gathered, keys.etp, 1)
         scatter = collective_s("reduce_scatter", self.levels, gathered, keys.etp, 1)

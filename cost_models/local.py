@@ -89,7 +89,8 @@ class Local:
             out: FloatArray = np.ceil(weight.units / degree) * (size / weight.units)
             return out
         if weight.name in VOCABULARY:
-            return self.padded(size) / degree
+            vocabulary: FloatArray = self.padded(size) / degree
+            return vocabulary
         out = np.ceil(size / degree)
         return out
 

@@ -25,13 +25,13 @@ FSDP_LIVE_UNITS = 2
 
 def reserved_bytes(allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike) -> FloatArray:
     """Device memory that a process takes: what torch reserves for ``allocated_bytes`` plus what lies outside it."""
-    out: FloatArray = np.asarray(allocated_bytes, dtype=float) / ALLOCATED_OVER_RESERVED + fixed_bytes
+    out: FloatArray = np.asarray(allocated_bytes, dtype=float) / ALLOCATED_OVER_RESERVED + np.asarray(fixed_bytes)
     return out
 
 
 def block_capacity_bytes(limit_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike, headroom: float = 0.0) -> FloatArray:
     """Allocated bytes that the blocks of a stage may fill: the inverse of :func:`reserved_bytes` at the limit."""
-    usable = np.asarray(limit_bytes, dtype=float) * (1.0 - headroom) - fixed_bytes
+    usable = np.asarray(limit_bytes, dtype=float) * (1.0 - headroom) - np.asarray(fixed_bytes, dtype=float)
     out: FloatArray = usable * ALLOCATED_OVER_RESERVED
     return out
 
@@ -40,8 +40,7 @@ def fits(
     allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike, limit_bytes: npt.ArrayLike, headroom: float = 0.0
 ) -> npt.NDArray[np.bool_]:
     """Whether a rank fits: ``fixed + allocated / 0.94 <= limit * (1 - headroom)``."""
-    out: npt.NDArray[np.bool_] = np.asarray(allocated_bytes <= block_capacity_bytes(limit_bytes, fixed_bytes, headroom))
-    return out
+    return np.asarray(np.asarray(allocated_bytes) <= block_capacity_bytes(limit_bytes, fixed_bytes, headroom))
 
 
 def fixed_bytes(tp: IntArray, cp: IntArray, ep: IntArray, stage_ranks: IntArray) -> FloatArray:

@@ -1,0 +1,131 @@
+"""Seconds of a block kind on a rank of a pool: layers, embedding, head, vision tower, sharded parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.specs.batch import FloatArray
+from meshwright.specs.target import RecomputeMode
+from meshwright.specs.workload import BYTES
+
+from .activations import recomputed_modules
+from .block_memory import FULLY_SHARDED, patches, stored_params
+from .blocks import BlockKind
+from .collectives import Collective, collective_s
+from .layer_time import CALLS, LayerTimer, Pieces
+from .operators import matmul_s, stream_s
+from .protocol import TERMS
+
+#: Share of a unit's compute under which FSDP hides its collectives: forward and backward, AMD-AGI/Primus projection.
+FSDP_HIDDEN_FORWARD, FSDP_HIDDEN_BACKWARD = 0.95, 0.92
+#: Bytes a logit costs in the loss: one read and write of 16 bit fused with its gradient, against fp32 copies,
+#: softmax and gradient unfused (passes counted in Megatron's vocab_parallel_cross_entropy).
+FUSED_LOSS_BYTES, UNFUSED_LOSS_BYTES = 8.0, 30.0
+#: Host calls of one vision layer.
+VISION_CALLS = 20.0
+
+
+def block_seconds(
+    kind: BlockKind, timer: LayerTimer, modes: tuple[RecomputeMode, ...]
+) -> tuple[FloatArray, FloatArray]:
+    """[C, TERMS] forward and backward of one micro-batch, without ``dp_comm``."""
+    pieces, at = timer.pieces(), timer.at
+    if kind.role == "embed":
+        _embedding(kind, timer, pieces)
+    elif kind.role == "vision":
+        _vision(kind, timer, pieces)
+    elif kind.role == "head":
+        timer.norms(pieces, 1, 0)
+        _head(timer, pieces, kind.trained)
+    elif kind.layer is not None:
+        timer.layer(pieces, kind.layer, kind.trained)
+        if kind.role == "mtp":
+            timer.norms(pieces, 3, 0)
+            timer.linears(pieces, "mtp", tuple(w for w in kind.weights if w.name == "eh_proj"), kind.trained)
+            _embedding(kind, timer, pieces)
+            _head(timer, pieces, kind.trained)
+    host = timer.on.fit.host_call_s
+    forward, backward = pieces.finish(frozenset(), host)
+    if kind.layer is None:
+        return forward, backward
+    for index in np.unique(at.keys.recompute):
+        again = recomputed_modules(modes[index], kind.layer)
+        if again:
+            here = (at.keys.recompute == index)[:, None]
+            backward = np.where(here, pieces.finish(again, host)[1], backward)
+    return forward, backward
+
+
+def _embedding(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
+    """Look up (read and write), scatter the gradient back; the vocabulary is split over TP."""
+    at = timer.at
+    size = timer.wide * at.model.hidden_size * at.tokens
+    backward = stream_s(timer.on, 3 * size) if kind.trained else np.zeros_like(size)
+    pieces.add("memory_bound", "embedding", stream_s(timer.on, 2 * size), backward, CALLS["embedding"])
+    if at.sequence_parallel:
+        out = collective_s("reduce_scatter", timer.levels, size, at.tp, 1)
+        back = collective_s("all_gather", timer.levels, size, at.tp, 1)
+    else:
+        out = collective_s("all_reduce", timer.levels, size, at.tp, 1)
+        back = np.zeros_like(out)
+    pieces.add("tp_comm", "embedding", out, back, np.where(at.tp > 1, 1.0, 0.0))
+
+
+def _head(timer: LayerTimer, pieces: Pieces, trained: bool) -> None:
+    """Gather the hidden states, the output projection, the loss over a vocabulary split by TP."""
+    at = timer.at
+    gathered = timer.wide * at.model.hidden_size * at.tokens
+    if at.sequence_parallel:
+        gather = collective_s("all_gather", timer.levels, gathered, at.tp, 1)
+        back = collective_s("reduce_scatter", timer.levels, gathered, at.tp, 1)
+    else:
+        gather = np.zeros_like(gathered)
+        back = collective_s("all_reduce", timer.levels, gathered, at.tp, 1)
+    for linear in at.linears(at.model.head_weights()):
+        timer.linear(pieces, "head", linear, at.tokens, trained)
+    logits = at.tokens * at.padded(at.model.vocab_size) / at.tp
+    moved = logits * (FUSED_LOSS_BYTES if at.target.fused_cross_entropy else UNFUSED_LOSS_BYTES)
+    pieces.add("memory_bound", "head", stream_s(timer.on, moved), stream_s(timer.on, moved / 2), CALLS["loss"])
+    sums = 3 * collective_s("all_reduce", timer.levels, 4.0 * at.tokens, at.tp, 1)  # max, target, sum of exps
+    pieces.add("tp_comm", "head", gather + sums, back, np.where(at.tp > 1, 5.0, 0.0))
+
+
+def _vision(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
+    """The tower's parameters as one product a layer, whole on every TP rank."""
+    tower = timer.at.model.vision
+    if tower is None:
+        return
+    rows, width = patches(timer.at), np.full_like(timer.at.tp, tower.hidden_size)
+    depth = tower.parameters / tower.num_layers / width
+    one = matmul_s(timer.on, rows, depth, width) * tower.num_layers
+    back = 2 * one if kind.trained else np.zeros_like(one)
+    pieces.add("gemm", "vision", one, back, VISION_CALLS * tower.num_layers)
+
+
+def add_sharded_comm(
+    kind: BlockKind, timer: LayerTimer, shardings: tuple[str, ...], forward: FloatArray, backward: FloatArray
+) -> None:
+    """Book ``dp_comm``: gather parameters for each pass and scatter gradients (FSDP, ZeRO-2/3), hidden under the
+    block's own compute."""
+    at, keys = timer.at, timer.at.keys
+    compute = [TERMS.index(term) for term in ("gemm", "attention", "memory_bound", "recompute")]
+    term = TERMS.index("dp_comm")
+    dense, expert = stored_params(kind, at)
+    trains = kind.trained or kind.adapted
+
+    def over_replicas(op: Collective, size: int) -> FloatArray:
+        seconds = collective_s(op, timer.levels, dense * size, keys.dp * keys.cp, keys.tp)
+        out: FloatArray = seconds + collective_s(op, timer.levels, expert * size, keys.edp, keys.etp * keys.ep)
+        return out
+
+    for index in np.unique(keys.sharding):
+        sharding, here = shardings[index], keys.sharding == index
+        if sharding not in (*FULLY_SHARDED, "zero2"):
+            continue
+        nothing = np.zeros_like(at.tp)
+        scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
+        gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
+        hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)
+        forward[:, term] = np.where(here, np.maximum(gather - hidden, 0.0), forward[:, term])
+        hidden = FSDP_HIDDEN_BACKWARD * backward[:, compute].sum(axis=1)
+        backward[:, term] = np.where(here, np.maximum(gather + scatter - hidden, 0.0), backward[:, term])
