@@ -72,8 +72,8 @@ def read_arguments(source: str | Sequence[str], version: str = "0.19") -> Megatr
     return MegatronArguments(given, version, found.environment)
 
 
-def _is_value(token: str) -> bool:
-    return not token.startswith("-") or token == "-" or " " in token or bool(_NEGATIVE.match(token))
+def _is_value(text: str) -> bool:
+    return not text.startswith("-") or text == "-" or " " in text or bool(_NEGATIVE.match(text))
 
 
 def _most(flag: Flag) -> int:

@@ -307,6 +307,7 @@ def _experts(args: MegatronArguments) -> dict[str, Any]:
         "expert_score_bias": args["moe_router_enable_expert_bias"],
         "router_groups": args["moe_router_num_groups"] or 0,
         "router_group_topk": args["moe_router_group_topk"] or 0,
+        "shared_experts": args["moe_shared_expert_intermediate_size"] is not None,
         "shared_expert_overlap": args["moe_shared_expert_overlap"],
         "moe_a2a_overlap": args["overlap_moe_expert_parallel_comm"],
         "delay_wgrad": args["delay_wgrad_compute"],

@@ -131,7 +131,7 @@ def _logical_lines(text: str) -> list[str]:
     pending = ""
     for line in text.replace("\\\n", " ").splitlines():
         body = line.strip()
-        if not pending and (not body or body.startswith("#")):
+        if not body or body.startswith("#"):
             continue
         pending = f"{pending}\n{body}" if pending else body
         opens_array = re.match(r"^(?:\w+\s+)*\w+\+?=\(", pending)

@@ -7,9 +7,8 @@ A request is a JSON object a line: ``args`` (text or list), ``world_size``, opti
 and when accepted ``derived``: degrees, micro-batches, decoder layers of every stage chunk, stage of every rank.
 
 Steps: parse_args, validate_args, the configuration's constructor, the micro-batch calculator, the rank grids of
-``initialize_model_parallel`` on a fake process group, and the ``divide`` calls of the layers' constructors. The rule on
-micro-batch groups of the interleaved schedule and MoE's need for sequence parallelism are only checked by Megatron
-during the first step; ``late`` states them again here.
+``initialize_model_parallel`` on a fake process group, and the ``divide`` calls of the layers' constructors. A few rules
+Megatron checks only when a GPU model is built or during its first step; ``late`` states them again here.
 """
 
 from __future__ import annotations
@@ -108,7 +107,8 @@ def optimizer_config(args: Any) -> None:
     from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
     names = {field.name for field in dataclasses.fields(OptimizerConfig)}
-    OptimizerConfig(**{name: value for name, value in vars(args).items() if name in names})
+    with shims.fused_adam():
+        OptimizerConfig(**{name: value for name, value in vars(args).items() if name in names})
     DistributedDataParallelConfig(
         grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
         overlap_grad_reduce=args.overlap_grad_reduce,
@@ -175,13 +175,18 @@ def divisions(args: Any, config: Any) -> None:
 
 
 def late(args: Any, config: Any, micro_batches: int) -> None:
-    """Rules of the first step, from schedules.py (interleaved) and moe_layer.py."""
+    """Rules of the first step, from schedules.py (interleaved), moe_layer.py and token_dispatcher.py."""
     pp, group = args.pipeline_model_parallel_size, config.microbatch_group_size_per_vp_stage
     if args.virtual_pipeline_model_parallel_size is not None:
         assert pp <= group <= micro_batches, f"micro-batch group {group} must be in [PP={pp}, M={micro_batches}]"
         assert not 0 < micro_batches % group < pp, f"M % group = {micro_batches % group} must be 0 or at least {pp}"
-    if args.num_experts is not None and args.tensor_model_parallel_size > 1:
+    if args.num_experts is None:
+        return
+    if args.tensor_model_parallel_size > 1:
         assert config.sequence_parallel, "MoE training with tensor parallelism needs sequence parallelism"
+    if args.moe_token_dispatcher_type == "flex" and args.moe_flex_dispatcher_backend in ("deepep", "ncclep"):
+        ranks = args.expert_tensor_parallel_size * args.expert_model_parallel_size
+        assert ranks > 1, "the flex dispatcher needs ETP x EP > 1"
 
 
 def layers_of_chunks(config: Any) -> list[list[int]]:

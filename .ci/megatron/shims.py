@@ -6,6 +6,7 @@ train. Written for megatron-core 0.19.2 with a CPU build of torch 2.13.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import logging
@@ -14,6 +15,7 @@ import sys
 import types
 import typing
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("NO_VCS_VERSION", "1")  # package_info.py would run git
@@ -110,6 +112,31 @@ def set_transformer_engine(version: str | None) -> None:
         for kernel in kernels:
             if getattr(module, kernel, None) is None:
                 setattr(module, kernel, _Nothing(kernel))
+
+
+@contextlib.contextmanager
+def fused_adam() -> Iterator[None]:
+    """Let the optimizer's configuration find TransformerEngine's FusedAdam, whose signature it inspects."""
+    import megatron.core.utils as utils
+
+    if getattr(utils, "_te_version", None) is None:
+        yield
+        return
+
+    class FusedAdam:
+        def __init__(
+            self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
+        ): ...
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    modules = {name: types.ModuleType(name) for name in names}
+    modules[names[-1]].FusedAdam = FusedAdam  # type: ignore[attr-defined]
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 _stub_triton()

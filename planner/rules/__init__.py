@@ -13,7 +13,16 @@ from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
-from .derive import facts_of_batch, facts_of_plan
+from .derive import (
+    FP8_RECIPES,
+    FSDP_STRATEGIES,
+    checkpoint_format,
+    facts_of_batch,
+    facts_of_plan,
+    layout_of_plan,
+    state_dtypes,
+    uses_fsdp,
+)
 from .experts import EXPERTS
 from .facts import Facts
 from .grid import GRID
@@ -47,6 +56,8 @@ def bulk_legal(
 
 
 __all__ = [
+    "FP8_RECIPES",
+    "FSDP_STRATEGIES",
     "MEGATRON",
     "Facts",
     "Layout",
@@ -54,7 +65,11 @@ __all__ = [
     "Rule",
     "Violation",
     "bulk_legal",
+    "checkpoint_format",
     "facts_of_batch",
     "facts_of_plan",
+    "layout_of_plan",
+    "state_dtypes",
+    "uses_fsdp",
     "violations",
 ]

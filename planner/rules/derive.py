@@ -77,6 +77,7 @@ def facts_of_model(
         "ffn_hidden_sizes": _distinct(ffn.intermediate_size for ffn in dense),
         "moe_ffn_hidden_sizes": _distinct(ffn.expert_intermediate_size for ffn in moe),
         "shared_ffn_hidden_sizes": _distinct(f.shared_intermediate_size for f in moe if f.shared_intermediate_size),
+        "shared_experts": any(ffn.shared_intermediate_size for ffn in moe),
         "linear_heads": _distinct(heads for m in linear for heads in (m.num_key_heads, m.num_value_heads)),
         "linear_head_pairs": _distinct((mixer.num_key_heads, mixer.num_value_heads) for mixer in linear),
         "mamba_heads": _distinct(mixer.num_heads for mixer in mamba),
@@ -167,7 +168,9 @@ def facts_of_plan(
         rank_order=plan.rank_order,
         uniform_stages=_uniform(plan),
         rank_fault=rank_fault(plan),
-        dist_opt_instances=options.dist_opt_instances,
+        dist_opt_instances=plan.sharding.hsdp.replicate
+        if isinstance(plan.sharding, Hsdp)
+        else options.dist_opt_instances,
         micro_batch_size=first.micro_batch_size,
         num_microbatches=plan.num_microbatches,
         microbatch_group_size=options.vp_group_size or 0,

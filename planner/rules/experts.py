@@ -93,7 +93,7 @@ EXPERTS: tuple[Rule, ...] = (
     ),
     Rule(
         "megatron.E6o",
-        lambda f: not (f.shared_expert_overlap and f.shared_ffn_hidden_sizes) or f.dispatcher in ("alltoall", "flex"),
+        lambda f: not (f.shared_expert_overlap and f.shared_experts) or f.dispatcher in ("alltoall", "flex"),
         "overlapping shared experts needs the alltoall or flex dispatcher, it is {f.dispatcher}",
         "TC:1641",
         "config",

@@ -44,6 +44,8 @@ def _whole_model(model: ModelSpec, workload: Workload) -> Iterator[str]:
         yield "parameters outside of embedding, layers and head"
     if model.norm not in ("RMSNorm", "LayerNorm", "LayerNorm1P"):
         yield f"norm {model.norm}"
+    if model.norm != "RMSNorm" and not all(kind.norm_bias for kind in model.kinds if kind.norms):
+        yield f"{model.norm} without bias"
     if model.mtp and workload.mtp and model.mtp.layer not in model.kinds:
         yield "MTP layers of a kind that the decoder does not have"
 

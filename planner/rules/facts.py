@@ -140,6 +140,7 @@ class Facts:
     expert_score_bias: bool = False
     router_groups: int = 0
     router_group_topk: int = 0
+    shared_experts: bool = False
     shared_expert_overlap: bool = False
     moe_a2a_overlap: bool = False
     delay_wgrad: bool = False

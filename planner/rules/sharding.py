@@ -264,7 +264,7 @@ SHARDING: tuple[Rule, ...] = (
         "megatron.R2s",
         lambda f: implies(
             both(f.recompute_selective, f.recomputes("shared_experts")),
-            not (f.shared_ffn_hidden_sizes and f.shared_expert_overlap),
+            not (f.shared_experts and f.shared_expert_overlap),
         ),
         "recompute of shared_experts excludes their overlap",
         "TC:1811",

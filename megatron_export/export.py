@@ -1,0 +1,173 @@
+"""Files that start a plan on Megatron-LM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from meshwright.planner.rules import facts_of_plan, uses_fsdp, violations
+from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.plan import Plan
+
+from .launchers import LAUNCHERS, hostfile, launch_torchrun
+from .model_flags import Flags, expert_flags, model_flags
+from .nodes import Node, nodes_of_plan
+from .plan_flags import batch_flags, memory_flags, numeric_flags, overlap_flags, parallel_flags
+from .shell import argument_array, comment, exports, plain
+
+#: Blackwell and later no longer need one connection to order communication after compute (arguments.py:1458).
+BLACKWELL = 10.0
+
+#: What a plan does not know but a training run needs; placeholders that let an export start as it is.
+_RUN: Flags = [
+    ("--tokenizer-type", "NullTokenizer"),
+    ("--mock-data",),
+    ("--train-iters", "20"),
+    ("--lr", "1e-4"),
+    ("--min-lr", "1e-5"),
+    ("--eval-iters", "0"),
+    ("--log-interval", "1"),
+    ("--log-throughput",),
+]
+
+
+def export_megatron(
+    document: PlanDocument, launcher: str = "torchrun", hosts: Sequence[str] | None = None
+) -> dict[str, str]:
+    """File name to text: arguments, environment, launch scripts, host file, README and the plan itself.
+
+    ``hosts`` names the plan's nodes in rank order. Raises :class:`SpecError` for a document without a plan, an unknown
+    launcher, a plan that the target refuses (each broken rule is a fault), or devices that cannot be launched.
+    """
+    if document.plan is None:
+        raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
+    if launcher not in LAUNCHERS:
+        raise SpecError(Fault("/launcher", f"{launcher!r} is not a launcher", tuple(LAUNCHERS)))
+    inputs, plan = document.inputs, document.plan
+    gpus = [inputs.cluster.gpu_of(inputs.cluster.pool(name)) for name in _pools(plan)]
+    broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
+    if broken:
+        raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
+    nodes = nodes_of_plan(plan, inputs.cluster, hosts)
+    name = inputs.model.name
+    return {
+        "train_args.sh": _train_args(document, plan),
+        "env.sh": _environment(plan, inputs.cluster),
+        "launch_torchrun.sh": launch_torchrun(nodes),
+        "hostfile": hostfile(nodes),
+        **LAUNCHERS[launcher](name, nodes),
+        "README.md": _readme(document, plan, nodes, launcher),
+        "plan.json": json.dumps(document.to_json(), indent=2, ensure_ascii=False) + "\n",
+    }
+
+
+def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
+    """All flags of a document's plan by section. The plan must be legal; placeholders of the run come last."""
+    plan = document.plan
+    if plan is None:
+        raise SpecError(Fault("/plan", "the document has no plan to export"))
+    model, workload, target = document.inputs.model, document.inputs.workload, document.inputs.target
+    return {
+        "Model": model_flags(model, workload, target),
+        "Experts": expert_flags(model, workload),
+        "Batch": batch_flags(plan, workload),
+        "Parallelism": parallel_flags(plan, model, workload),
+        "Memory": memory_flags(plan),
+        "Overlap and kernels": overlap_flags(plan, model),
+        "Numerics": numeric_flags(workload),
+        "Run: placeholders that a plan does not decide": _RUN,
+    }
+
+
+def environment_of(plan: Plan, cluster: ClusterSpec) -> dict[str, str | None]:
+    """Environment that the plan needs; None = must be unset."""
+    if uses_fsdp(plan.sharding):
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
+    degrees = plan.stages[0].degrees
+    capabilities = [cluster.gpu_of(cluster.pool(name)).compute_capability or 0.0 for name in _pools(plan)]
+    if (degrees.tp > 1 or degrees.cp > 1) and min(capabilities) < BLACKWELL:
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return {}
+
+
+def _pools(plan: Plan) -> list[str]:
+    return list(dict.fromkeys(group.pool for stage in plan.stages for group in stage.groups))
+
+
+def _train_args(document: PlanDocument, plan: Plan) -> str:
+    target = document.inputs.target
+    head = [
+        "# shellcheck shell=bash disable=SC2034",
+        comment(f"Megatron arguments of {document.inputs.model.name} for {target.framework} {target.version}."),
+    ]
+    return "\n".join(head) + "\n" + argument_array(megatron_arguments(document))
+
+
+def _environment(plan: Plan, cluster: ClusterSpec) -> str:
+    environment = environment_of(plan, cluster)
+    reason = {
+        "1": "# TP or CP above 1 before Blackwell: communication must start in the order in which it is issued.",
+        None: "# Megatron-FSDP: 1 would serialise its gathers with compute.",
+    }
+    lines = ["# shellcheck shell=bash", *(reason[value] for value in environment.values())]
+    return "\n".join(lines) + "\n" + (exports(environment) or "# Nothing to set for this plan.\n")
+
+
+def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher: str) -> str:
+    inputs = document.inputs
+    start = {
+        "torchrun": "bash launch_torchrun.sh        # on every node",
+        "slurm": "sbatch job.sbatch              # from this folder",
+        "ssh": "bash launch_ssh.sh             # from a node that reaches all hosts",
+    }[launcher]
+    degrees = plan.stages[0].degrees
+    pools = ", ".join(f"{sum(node.pool == pool for node in nodes)} x {pool}" for pool in _pools(plan))
+    lines = [
+        f"# {plain(inputs.model.name)} on {plain(inputs.cluster.name)}",
+        "",
+        f"TP {degrees.tp}, PP {plan.pp} (virtual stages {plan.vpp}), CP {degrees.cp}, DP {degrees.dp}, "
+        f"EP {degrees.ep}, ETP {degrees.etp}; micro-batch {plan.stages[0].micro_batch_size}, "
+        f"{plan.num_microbatches} micro-batches a step; {plan.num_ranks} ranks on nodes {plain(pools)}.",
+        "",
+        "```",
+        "export MEGATRON_LM=/path/to/Megatron-LM   # core 0.19: the folder with pretrain_gpt.py",
+        start,
+        "```",
+        "",
+        "| file | is |",
+        "|---|---|",
+        "| `train_args.sh` | all Megatron arguments; those of the run (data, learning rate, length) are placeholders |",
+        "| `env.sh` | environment that the plan needs |",
+        "| `hostfile` | hosts in plan order; the order decides which GPUs run which stage |",
+        "| `launch_torchrun.sh` | starts one node, found by its name in `hostfile` or by `NODE_RANK` |",
+        "| `plan.json` | the plan document |",
+        "",
+        "It starts as it is, on mock data with a null tokenizer. For a real run replace data, tokenizer and learning",
+        "rate.",
+    ]
+    unknown = _not_in_plan(document)
+    if unknown:
+        lines += [
+            "",
+            "The plan does not hold these values of the model; they change no cost, set them for a real run:",
+            "",
+        ]
+        lines += [f"- {item}" for item in unknown]
+    if not all(node.known for node in nodes):
+        lines += [
+            "",
+            "Host names were not known: replace the placeholders in `hostfile`, keeping the order of GPU types.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _not_in_plan(document: PlanDocument) -> list[str]:
+    model = document.inputs.model
+    items = ["`--norm-epsilon`, `--init-method-std`"]
+    if model.rotary:
+        items.append("rotary base, scaling and share of rotated dimensions (`--rotary-base`, `--rotary-percent`, YaRN)")
+    if model.moe:
+        items.append("`--moe-aux-loss-coeff`, `--moe-router-topk-scaling-factor`, update rate of the router bias")
+    return items

@@ -1,0 +1,178 @@
+"""Launch scripts: torchrun with static rendezvous, alone, under Slurm or over ssh.
+
+Rank follows node order, and node order decides which GPU type runs which stage. torchrun keeps ``--node-rank`` only
+with its static rendezvous (c10d sorts nodes by address), so every script looks the node up in the plan's host list.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+
+from .nodes import Node
+from .shell import label
+
+#: torchrun's default port (torch/distributed/run.py).
+MASTER_PORT = 29500
+#: Where NVIDIA's NeMo containers keep Megatron-LM.
+MEGATRON_PATH = "/opt/megatron-lm"
+
+_TORCHRUN = """\
+#!/usr/bin/env bash
+# Start this node's share of the plan: {nodes} node(s), {ranks} rank(s) each. Run it on every node.
+#
+# NODE_RANK    place of this node in the plan (default: where its name stands in the host file)
+# HOSTFILE     host names in plan order, first word of each line (default: hostfile beside this script)
+# MASTER_ADDR  address of node 0 (default: first host); MASTER_PORT its port
+# MEGATRON_LM  checkout of Megatron-LM that holds pretrain_gpt.py
+set -euo pipefail
+here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+HOSTFILE=${{HOSTFILE:-$here/hostfile}}
+MEGATRON_LM=${{MEGATRON_LM:-{megatron}}}
+MASTER_PORT=${{MASTER_PORT:-{port}}}
+nodes={nodes}
+
+if [[ ! -f $MEGATRON_LM/pretrain_gpt.py ]]; then
+    echo "error: no pretrain_gpt.py in $MEGATRON_LM; set MEGATRON_LM to a checkout of Megatron-LM" >&2
+    exit 2
+fi
+
+hosts=()
+while read -r host _; do
+    [[ -z $host || $host == \\#* ]] || hosts+=("$host")
+done <"$HOSTFILE"
+if ((${{#hosts[@]}} != nodes)); then
+    echo "error: $HOSTFILE lists ${{#hosts[@]}} hosts, the plan has $nodes nodes" >&2
+    exit 2
+fi
+
+if [[ -z ${{NODE_RANK:-}} ]]; then
+    if ((nodes == 1)); then
+        NODE_RANK=0
+        MASTER_ADDR=${{MASTER_ADDR:-127.0.0.1}}
+    else
+        full=$(hostname -f 2>/dev/null || hostname)
+        for index in "${{!hosts[@]}}"; do
+            for name in "$(hostname)" "$full" "${{full%%.*}}"; do
+                [[ ${{hosts[index]}} == "$name" ]] && NODE_RANK=$index
+            done
+        done
+    fi
+fi
+if [[ -z ${{NODE_RANK:-}} ]]; then
+    echo "error: $(hostname) is not in $HOSTFILE; put the host names there in plan order, or set NODE_RANK" >&2
+    exit 2
+fi
+MASTER_ADDR=${{MASTER_ADDR:-${{hosts[0]}}}}
+
+# shellcheck source=/dev/null
+source "$here/env.sh"
+# shellcheck source=/dev/null
+source "$here/train_args.sh"
+exec torchrun --nnodes "$nodes" --nproc-per-node {ranks} --node-rank "$NODE_RANK" \\
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
+    "$MEGATRON_LM/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}" "$@"
+"""
+
+_SBATCH = """\
+#!/usr/bin/env bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={ranks}
+#SBATCH --exclusive{nodelist}
+# Submit from this folder: sbatch job.sbatch. Add your account, partition and time limit here or on the command line.
+# PLAN_DIR overrides the folder.
+set -euo pipefail
+here=${{PLAN_DIR:-${{SLURM_SUBMIT_DIR:-$PWD}}}}
+{hosts}
+MASTER_ADDR=${{MASTER_ADDR:-$(awk '!/^#/ && NF {{print $1; exit}}' "$HOSTFILE")}}
+export HOSTFILE MASTER_ADDR
+# Slurm orders nodes by its own table, so each task looks its node up in the host file.
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash "$here/launch_torchrun.sh" "$@"
+"""
+
+_SLURM_HOSTS_KNOWN = "HOSTFILE=${HOSTFILE:-$here/hostfile}"
+_SLURM_HOSTS_ALIKE = """\
+# All nodes are alike, so any order will do: take the one of the allocation.
+if [[ -z ${HOSTFILE:-} ]]; then
+    HOSTFILE=$here/hostfile.$SLURM_JOB_ID
+    scontrol show hostnames "$SLURM_JOB_NODELIST" >"$HOSTFILE"
+fi"""
+_SLURM_HOSTS_MIXED = """\
+# The plan mixes GPU types and does not know its hosts: node order decides which type runs which stage.
+HOSTFILE=${HOSTFILE:-$here/hostfile}
+if grep -q '# placeholder' "$HOSTFILE"; then
+    echo "error: replace the placeholders in $HOSTFILE by the hosts of each GPU type, in the order given there" >&2
+    exit 2
+fi"""
+
+_SSH = """\
+#!/usr/bin/env bash
+# Start the plan on every host of the host file over ssh. This folder must have the same path on all of them.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+HOSTFILE=${HOSTFILE:-$here/hostfile}
+hosts=()
+while read -r host _; do
+    [[ -z $host || $host == \\#* ]] || hosts+=("$host")
+done <"$HOSTFILE"
+MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null || true' INT TERM
+for index in "${!hosts[@]}"; do
+    command=(env "NODE_RANK=$index" "MASTER_ADDR=$MASTER_ADDR" "HOSTFILE=$HOSTFILE")
+    [[ -z ${MEGATRON_LM:-} ]] || command+=("MEGATRON_LM=$MEGATRON_LM")
+    [[ -z ${MASTER_PORT:-} ]] || command+=("MASTER_PORT=$MASTER_PORT")
+    command+=(bash "$here/launch_torchrun.sh" "$@")
+    # shellcheck disable=SC2029  # the command is quoted for the remote shell on purpose
+    ssh -o BatchMode=yes "${hosts[index]}" "$(printf '%q ' "${command[@]}")" &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do
+    wait "$pid" || status=$?
+done
+exit "$status"
+"""
+
+
+def launch_torchrun(nodes: Sequence[Node]) -> str:
+    """The script that starts one node."""
+    return _TORCHRUN.format(nodes=len(nodes), ranks=nodes[0].ranks, megatron=MEGATRON_PATH, port=MASTER_PORT)
+
+
+def hostfile(nodes: Sequence[Node]) -> str:
+    """Hosts in plan order, with GPU type, ranks and stages as a comment."""
+    lines = ["# Hosts in plan order: line i is node rank i. The order decides which GPUs run which pipeline stage."]
+    for node in nodes:
+        stages = str(node.stages[0]) if len(node.stages) == 1 else f"{node.stages[0]}-{node.stages[-1]}"
+        last = node.first_rank + node.ranks - 1
+        note = f"{node.gpu}, ranks {node.first_rank}-{last}, stage {stages}"
+        lines.append(f"{node.host} # {'' if node.known else 'placeholder: '}{note}")
+    return "\n".join(lines) + "\n"
+
+
+def _torchrun(name: str, nodes: Sequence[Node]) -> dict[str, str]:
+    return {}
+
+
+def _slurm(name: str, nodes: Sequence[Node]) -> dict[str, str]:
+    known = all(node.known for node in nodes)
+    alike = len({node.gpu for node in nodes}) == 1
+    hosts = _SLURM_HOSTS_KNOWN if known else _SLURM_HOSTS_ALIKE if alike else _SLURM_HOSTS_MIXED
+    nodelist = f"\n#SBATCH --nodelist={','.join(shlex.quote(node.host) for node in nodes)}" if known else ""
+    text = _SBATCH.format(name=label(name), nodes=len(nodes), ranks=nodes[0].ranks, nodelist=nodelist, hosts=hosts)
+    return {"job.sbatch": text}
+
+
+def _ssh(name: str, nodes: Sequence[Node]) -> dict[str, str]:
+    return {"launch_ssh.sh": _SSH}
+
+
+#: Files that a launcher adds to ``launch_torchrun.sh`` and ``hostfile``.
+LAUNCHERS: dict[str, Callable[[str, Sequence[Node]], dict[str, str]]] = {
+    "torchrun": _torchrun,
+    "slurm": _slurm,
+    "ssh": _ssh,
+}
