@@ -182,6 +182,8 @@ def price(row: dict[str, str], models: dict[str, Any], target: Target) -> Priced
     data = {**data, **(json.loads(row["model_overrides"]) if row["model_overrides"] else {})}
     model = model_of(data, row["model"])
     precision = PRECISIONS[row["precision"]]
+    if not row["micro_batch"]:
+        raise UnsupportedError("micro-batch not stated")
     if row["precision"] == "" and row["framework"] != "Megatron-DeepSpeed":
         raise UnsupportedError("precision not stated")
     bf16_gradients = "grad_reduce=bf16" in row["other_flags"] or "grad_sync_dtype=bf16" in row["other_flags"]

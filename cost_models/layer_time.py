@@ -22,10 +22,10 @@ from .protocol import TERMS
 #: FLOP of a chunked scan per head and token, over key size * value size (state update, read-out, decay).
 SCAN_FLOPS = 6.0
 #: Framework calls that one operator costs the host in the forward pass, counted in Megatron's layer code with
-#: Transformer Engine modules.
+#: Transformer Engine modules. Its grouped linear map loops over the experts to quantise each one's weight and input.
 CALLS = {
     "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 12, "permute": 6,
-    "all_to_all": 5, "experts": 4, "scan": 6, "loss": 6, "embedding": 3,
+    "all_to_all": 5, "experts": 4, "scan": 6, "loss": 6, "embedding": 3, "quantised_expert": 2,
 }  # fmt: skip
 #: Calls of the backward pass over those of the forward pass (autograd runs in C++ with the same kernels twice).
 BACKWARD_CALLS = 1.2
@@ -106,7 +106,10 @@ class LayerTimer:
         forward, backward = product(tokens, size_out, size_in), product(tokens, size_in, size_out)
         if trained:
             backward = backward + product(size_out, size_in, tokens)
-        out.add("gemm", module, forward, backward, CALLS["experts" if linear.expert else "linear"])
+        calls: FloatArray | float = CALLS["experts" if linear.expert else "linear"]
+        if linear.expert and self.low:
+            calls = calls + CALLS["quantised_expert"] * linear.groups
+        out.add("gemm", module, forward, backward, calls)
         if self.low and linear.low_precision:
             # Quantise the input forward and the gradient backward: read 16 bit, write 8 bit twice (row and column).
             rows = tokens * linear.groups

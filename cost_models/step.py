@@ -69,3 +69,10 @@ def step_bound_s(
     begun = np.maximum(makespan + tail.grad_reduce_s[..., 0], ends.max(axis=-1))
     out: FloatArray = begun + tail.optimizer_s.max(axis=-1) + tail.param_gather_s.max(axis=-1)
     return out
+
+
+def with_tail_s(finish_s: FloatArray, tail: Tail) -> FloatArray:
+    """Step time [...] from the end of every stage's last backward [..., P] and the tail [..., P]."""
+    done = (finish_s + tail.grad_reduce_s).max(axis=-1)
+    out: FloatArray = done + tail.optimizer_s.max(axis=-1) + tail.param_gather_s.max(axis=-1)
+    return out
