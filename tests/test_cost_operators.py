@@ -1,0 +1,240 @@
+"""Operators and collectives: hand calculations, and measured rates from public tables."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models.collectives import collective_s, p2p_s
+from meshwright.cost_models.efficiency import GemmFit, family_of
+from meshwright.cost_models.layer_time import touched
+from meshwright.cost_models.operators import attention_s, device, gemm_s, matmul_s, seen_keys
+from meshwright.specs.catalog import gpu as catalog_gpu
+from meshwright.specs.cluster import GpuType, NetworkLevel
+
+from .cost_cases import H100, V100, pool
+
+
+def gpu_type(name: str) -> GpuType:
+    return catalog_gpu(name).gpu
+
+
+def links() -> dict[str, dict[str, float]]:
+    import json
+    from importlib.resources import files
+
+    text = files("meshwright.cost_models.data").joinpath("collectives.json").read_text()
+    return dict(json.loads(text)["links"])
+
+
+# -- matrix products ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n", "k", "groups"), [(256, 256, 1000, 1), (1000, 4096, 512, 1), (64, 128, 64, 16)])
+def test_gemm_is_the_best_tiling_by_hand(m: int, n: int, k: int, groups: int) -> None:
+    """Compute-bound: try every tile and split in plain arithmetic, full waves only."""
+    fit = GemmFit(eff=0.5, overhead_k=32, launch_s=1e-6, wave_hardness=1.0, tile_exponent=0.0, bandwidth_eff=1.0)
+    tiles = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+    best = min(
+        math.ceil(groups * math.ceil(m / tm) * math.ceil(n / tn) * split / 10)
+        * 2 * tm * tn * (k / split + 32) / (1e12 / 10 * 0.5)
+        for (tm, tn), split in itertools.product(tiles, (1, 2, 4))
+    )  # fmt: skip
+    assert float(gemm_s(fit, 1e12, 10, 1e18, m, n, k, groups)) == pytest.approx(best + 1e-6)
+
+
+def test_gemm_of_one_row_waits_for_memory() -> None:
+    fit = GemmFit(eff=1.0, overhead_k=0, launch_s=0.0, wave_hardness=0.0, tile_exponent=0.0, bandwidth_eff=0.5)
+    moved = 2 * (1 * 4096 + 4096 * 8192 + 1 * 8192)
+    assert float(gemm_s(fit, 1e18, 100, 1e12, 1, 8192, 4096)) == pytest.approx(moved / 0.5e12)
+
+
+def test_no_rows_cost_nothing() -> None:
+    fit = GemmFit(0.5, 32, 1e-6, 1.0, 0.0, 1.0)
+    assert float(gemm_s(fit, 1e12, 10, 1e12, 0, 128, 128)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"), [("A100-SXM-80GB", 263), ("H100-SXM", 783), ("B200", 1492), ("B300", 1598)]
+)
+def test_large_gemm_rate_is_the_measured_one(name: str, measured: float) -> None:
+    """bf16 TFLOP/s at 8192 cubed, burst clocks, from aiconfigurator's tables."""
+    on = device(gpu_type(name), "bf16")
+    burst = 2 * 8192**3 / float(matmul_s(on, 8192, 8192, 8192)) / 1e12 / on.fit.sustained
+    assert burst == pytest.approx(measured, rel=0.08)
+
+
+@pytest.mark.parametrize(("name", "measured"), [("H100-SXM", 1243), ("H200", 1243), ("B200", 2335), ("B300", 2725)])
+def test_fp8_gemm_is_faster_than_with_its_quantising(name: str, measured: float) -> None:
+    """The measured fp8 TFLOP/s at 8192 cubed contain amax and quantisation of one operand, 12 to 100 us of 390 to
+    880; the bare product is faster by about that."""
+    on = device(gpu_type(name), "fp8")
+    burst = 2 * 8192**3 / float(matmul_s(on, 8192, 8192, 8192)) / 1e12 / on.fit.sustained
+    assert measured < burst < 1.35 * measured
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(96, 199), (192, 311), (384, 420), (768, 554)])
+def test_grouped_gemm_rate_rises_with_the_tokens_of_an_expert(tokens: int, measured: float) -> None:
+    """H100 bf16 TFLOP/s by tokens an expert, whole MoE layers incl. routing and permutation (aiconfigurator): the bare
+    products must be faster, but not by more than the rest of the layer can explain."""
+    on = device(gpu_type("H100-SXM"), "bf16")
+    seconds = float(matmul_s(on, tokens, 4096, 2048, 32, True, True))
+    rate = 2 * tokens * 4096 * 2048 * 32 / seconds / 1e12
+    assert 0.9 * measured < rate < 2.0 * measured
+
+
+def test_precision_that_the_type_lacks_takes_forever() -> None:
+    assert np.isinf(matmul_s(device(V100, "bf16"), 128, 128, 128)).all()
+    assert np.isinf(attention_s(device(V100, "bf16"), 1, 128, 64, 8, 64, 64)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("A100-SXM-80GB", "a100"), ("A10", "ampere_pro"), ("A40", "ampere_pro"), ("GB200-NVL72", "gb200"),
+     ("B200", "b200"), ("GH200-96GB", "h100"), ("V100-SXM2-16GB", "volta"), ("T4", "t4"), ("MI300X", "cdna3")],
+)  # fmt: skip
+def test_types_find_their_constants_by_name(name: str, family: str) -> None:
+    assert family_of(gpu_type(name)) == family
+
+
+def test_unknown_type_takes_its_generation() -> None:
+    unknown = H100.model_copy(update={"name": "X-9000", "compute_capability": 9.1})
+    assert family_of(unknown) == "h100"
+    assert family_of(unknown.model_copy(update={"compute_capability": None})) == "default"
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [("A100-SXM-80GB", (123, 137, 146)), ("H100-SXM", (415, 483, 533)), ("B200", (739, 983, 1143))],
+)
+def test_causal_attention_rate_by_length(name: str, rates: tuple[float, ...]) -> None:
+    """Measured causal forward TFLOP/s at 4k, 8k, 16k, head size 128, 32 to 64 heads, one sequence (aiconfigurator; the
+    kernels there also rotate and write a cache, so ours may be faster)."""
+    on = device(gpu_type(name), "bf16")
+    for length, rate in zip((4096, 8192, 16384), rates, strict=True):
+        forward, backward = attention_s(on, 1, length, seen_keys(length, None), 48, 128, 128)
+        flops = 2 * 48 * length**2 / 2 * 256
+        assert 0.85 * rate < flops / float(forward) / 1e12 < 1.3 * rate
+        assert 2.5 < float(backward) / float(forward) < 3.6
+
+
+def test_seen_keys_counts_the_mask() -> None:
+    """Brute force over positions."""
+    for length, window in ((64, None), (64, 16), (64, 64), (64, 100)):
+        width = min(window or length, length)
+        exact = sum(min(i + 1, width) for i in range(length)) / length
+        assert seen_keys(length, window) == pytest.approx(exact, abs=0.5)  # the diagonal counts half
+
+
+def test_context_shards_split_the_work() -> None:
+    on = device(H100, "bf16")
+    one = float(attention_s(on, 1, 65536, 32768, 32, 128, 128, 1)[0])
+    four = float(attention_s(on, 1, 65536, 32768, 32, 128, 128, 4)[0])
+    assert one / 4 < four < one / 3
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+def test_ring_inside_a_node() -> None:
+    """start + 7 hops + V (7/8) / rate + root sqrt(V)."""
+    c, levels = links()["nvlink"], pool(2).levels
+    volume = 64e6
+    rate = 450e9 * c["busbw_eff"]
+    expected = c["start_s"] + 7 * (1e-6 + c["step_s"]) + volume * 7 / 8 / rate
+    expected += c["root_s_per_sqrt_byte"] * volume**0.5
+    assert float(collective_s("all_gather", levels, volume, 8, 1)) == pytest.approx(expected)
+
+
+def test_ring_over_nodes_uses_as_many_ports_as_members() -> None:
+    """Two nodes: with 2 members a node the ring leaves on two ports; with 8 it would exceed no NVLink rate."""
+    inner, outer, levels = links()["nvlink"], links()["infiniband"], pool(4).levels
+    volume = 1e9
+    nic, nvlink = 50e9 * outer["busbw_eff"], 450e9 * inner["busbw_eff"]
+    root = max(inner["root_s_per_sqrt_byte"], outer["root_s_per_sqrt_byte"]) * volume**0.5
+    for size, stride, inside, nodes in ((2, 8, 1, 2), (4, 4, 2, 2), (16, 1, 8, 2), (32, 1, 8, 4)):
+        rate = min(inside * nic, nvlink) if inside > 1 else nic
+        alpha = outer["start_s"] + (nodes - 1) * (5e-6 + outer["step_s"])
+        if inside > 1:
+            alpha += inner["start_s"] + (inside - 1) * nodes * (1e-6 + inner["step_s"])
+        expected = alpha + volume * (size - 1) / size / rate + root
+        assert float(collective_s("reduce_scatter", levels, volume, size, stride)) == pytest.approx(expected)
+
+
+def test_oversubscription_divides_the_outer_rate() -> None:
+    thin = [level.model_copy(update={"oversubscription": 4.0 if level.kind == "infiniband" else 1.0})
+            for level in pool(4).levels]  # fmt: skip
+    wide = float(collective_s("all_gather", pool(4).levels, 8e9, 4, 8))
+    assert float(collective_s("all_gather", thin, 8e9, 4, 8)) == pytest.approx(4 * wide, rel=0.01)
+
+
+def test_all_to_all_takes_the_slower_level() -> None:
+    """16 ranks on two nodes: 7/16 of the bytes stay on NVLink, 8/16 leave on the rank's own port."""
+    inner, outer, levels = links()["nvlink"], links()["infiniband"], pool(2).levels
+    volume = 1e9
+    beta = max(volume * 7 / 16 / (450e9 * inner["busbw_eff"]), volume * 8 / 16 / (50e9 * outer["busbw_eff"]))
+    alpha = inner["start_s"] + 7 * (1e-6 + inner["step_s"]) + outer["start_s"] + 5e-6 + outer["step_s"]
+    root = max(inner["root_s_per_sqrt_byte"], outer["root_s_per_sqrt_byte"]) * volume**0.5
+    assert float(collective_s("all_to_all", levels, volume, 16, 1)) == pytest.approx(alpha + beta + root)
+    halved = float(collective_s("all_to_all", levels, volume, 16, 1, 0.5))
+    assert halved < alpha + beta + root
+
+
+def test_three_levels_nest() -> None:
+    """Node, leaf, spine: a group of one rank a node over 4 nodes of which 2 share a leaf is limited by the spine."""
+    levels = [
+        NetworkLevel(name="nvlink", kind="nvlink", span=8, bandwidth_bytes_per_s=450e9, latency_s=1e-6),
+        NetworkLevel(name="leaf", kind="infiniband", span=16, bandwidth_bytes_per_s=50e9, latency_s=5e-6),
+        NetworkLevel(
+            name="spine", kind="infiniband", span=64, bandwidth_bytes_per_s=50e9, latency_s=5e-6, oversubscription=8.0
+        ),
+    ]
+    volume, eff = 4e9, links()["infiniband"]["busbw_eff"]
+    # Two members under a leaf share two uplinks of 50/8 GB/s.
+    expected = volume * 3 / 4 / (2 * 50e9 / 8 * eff)
+    assert float(collective_s("all_gather", levels, volume, 4, 8)) == pytest.approx(expected, rel=0.01)
+
+
+def test_groups_of_one_are_free() -> None:
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+        assert float(collective_s(op, pool(2).levels, 1e9, 1, 1)) == 0.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("op", "megabytes", "busbw"),
+    [("all_gather", 16, 213), ("all_gather", 64, 282), ("all_gather", 512, 335), ("reduce_scatter", 64, 292),
+     ("all_to_all", 64, 265), ("all_to_all", 512, 315)],
+)  # fmt: skip
+def test_h100_node_meets_measured_bus_bandwidth(op: str, megabytes: int, busbw: float) -> None:
+    """GB/s of NCCL 2.29 on 8 H100 (aiconfigurator)."""
+    volume = megabytes * 2**20
+    seconds = float(collective_s(op, pool(1).levels, volume, 8, 1))  # type: ignore[arg-type]
+    assert volume * 7 / 8 / seconds / 1e9 == pytest.approx(busbw, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("first", "distance", "inside"), [(0, 4, True), (4, 4, False), (0, 8, False), (8, 2, True), (5, 2, False)]
+)
+def test_sends_cross_the_level_that_their_slowest_pair_crosses(first: int, distance: int, inside: bool) -> None:
+    """Pairs (first + r, first + distance + r), r < distance, listed by hand against nodes of 8."""
+    crosses = any((first + r) // 8 != (first + distance + r) // 8 for r in range(distance))
+    assert crosses is not inside
+    kind, rate, latency = ("nvlink", 450e9, 1e-6) if inside else ("infiniband", 50e9, 5e-6)
+    c = links()[kind]
+    expected = c["start_s"] + latency + 1e8 / (rate * c["busbw_eff"])
+    assert float(p2p_s(pool(4).levels, 1e8, distance, first)) == pytest.approx(expected)
+
+
+def test_expected_nodes_of_a_token() -> None:
+    """Draws by simulation; a group limit caps it."""
+    rng = np.random.default_rng(0)
+    drawn = [len(set(row)) for row in rng.integers(0, 8, size=(20000, 8))]
+    assert float(touched(np.array(8.0), 8, None)) == pytest.approx(np.mean(drawn), rel=0.01)
+    assert float(touched(np.array(8.0), 8, 4)) == 4.0
+    assert float(touched(np.array(1.0), 8, None)) == 1.0
