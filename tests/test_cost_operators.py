@@ -114,8 +114,8 @@ def test_unknown_type_takes_its_generation() -> None:
     [("A100-SXM-80GB", (123, 137, 146)), ("H100-SXM", (415, 483, 533)), ("B200", (739, 983, 1143))],
 )
 def test_causal_attention_rate_by_length(name: str, rates: tuple[float, ...]) -> None:
-    """Measured causal forward TFLOP/s at 4k, 8k, 16k, head size 128, 32 to 64 heads, one sequence (aiconfigurator; the
-    kernels there also rotate and write a cache, so ours may be faster)."""
+    """Measured causal forward TFLOP/s at 4k, 8k, 16k, head size 128, 32 to 64 heads, one sequence (aiconfigurator;
+    the kernels there also rotate and write a cache, so ours may be faster)."""
     on = device(gpu_type(name), "bf16")
     for length, rate in zip((4096, 8192, 16384), rates, strict=True):
         forward, backward = attention_s(on, 1, length, seen_keys(length, None), 48, 128, 128)
