@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from meshwright.specs.batch import IntArray
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import Explanation
@@ -107,8 +108,9 @@ def _layout(best: Finalist, plan: Plan) -> Explanation | None:
     layers = decoder_layers(plan)
     if len(layers) == 1 or len(set(layers)) == 1:
         return None
-    sums = best.batch.sums(best.candidate, best.cuts, best.leading)
-    busy = (sums.forward_s + sums.backward_s).sum(axis=1)
+    index, leading = np.array([best.candidate]), np.array([best.leading])
+    sums = best.batch.sums(index, best.cuts[None], leading)
+    busy = (sums.forward_s + sums.backward_s)[0].sum(axis=1)
     pools = [stage.groups[0].gpu for stage in plan.stages]
     listing = ", ".join(
         f"{gpu}: {count} layers, {seconds(float(time))}" for gpu, count, time in zip(pools, layers, busy, strict=True)
@@ -117,11 +119,11 @@ def _layout(best: Finalist, plan: Plan) -> Explanation | None:
     data: dict[str, object] = {"layers": layers, "gpus": pools, "micro_batch_s": busy.tolist()}
     even = even_cuts(best)
     if even is not None:
-        other = best.batch.sums(best.candidate, even, best.leading)
-        even_s = best.batch.step_s(best.candidate, other)
+        other = best.batch.sums(index, even[None], leading)
+        even_s = float(best.batch.step_s(best.candidate, even[None], best.leading)[0])
         data["even_step_time_s"] = even_s
-        if not other.fits:
-            stage = int(np.argmax(other.memory_bytes / other.capacity_bytes))
+        if not other.fits[0]:
+            stage = int(np.argmax(other.memory_bytes[0] / other.capacity_bytes[0]))
             message += f"; an even split does not fit: stage {stage} ({pools[stage]}) would overflow"
             data["even_overflows_stage"] = stage
         elif even_s > best.step_time_s:

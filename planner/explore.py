@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
+
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.protocol import StageCosts
 from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray
@@ -25,8 +27,10 @@ from .space import block_mode, candidates
 from .splits import fewest_recomputed, fewest_recomputed_virtual, split_plain, split_virtual, stage_tables
 
 Progress = Callable[[str, int, int], None]
-#: Candidates split together: large enough to amortise numpy calls, small enough to profit from a falling best time.
-SPLIT_BATCH = 32
+#: Candidates split together: enough to amortise numpy calls, few enough to profit from a falling best time.
+SPLIT_BATCH, LARGEST_SPLIT_BATCH = 32, 512
+#: Splits of a candidate simulated at once.
+SIMULATED_TOGETHER = 16
 #: Other splits simulated at most to settle the candidates that could still win.
 SIMULATION_LIMIT = 256
 #: Candidates split at most when the request names no limit.
@@ -124,7 +128,8 @@ class Search:
             return batch
         modes = [mode.granularity for mode in self.request.target.recompute]
         named = with_recompute(batch, batch.recompute == block_mode(self.request.target), modes, "full")
-        mask, rejected = rules.bulk_legal(named, self.request.model, self.request.workload, self.request.target)
+        gpus = [self.request.cluster.gpu_of(self.request.cluster.pools[i]) for i in self._eligible()]
+        mask, rejected = rules.bulk_legal(named, self.request.model, self.request.workload, self.request.target, gpus)
         self.result.rejected.update(rejected)
         self.result.pruned["illegal"] += int((~mask).sum())
         return batch.take(mask)
@@ -135,19 +140,21 @@ class Search:
         order = np.argsort(fills if first_fit else bounds, kind="stable")
         limit = self.request.work_limit or DEFAULT_WORK_LIMIT
         best = np.inf
-        position = 0
+        position, size = 0, SPLIT_BATCH
         while position < len(order):
             if bounds[order[position]] >= best:
                 break  # in rising order: no later candidate can win
             if result.split >= limit or self._late():
                 result.complete = False
                 break
-            chunk = order[position : position + SPLIT_BATCH]
+            chunk = order[position : position + size]
             position += len(chunk)
             chunk = chunk[bounds[chunk] < best]
             result.split += len(chunk)
             self.progress("split", min(position, len(order)), len(order))
+            size = min(2 * size, LARGEST_SPLIT_BATCH)  # grows where nothing fits; a find starts it anew
             for finalist in self._split(owners[chunk], members[chunk], best):
+                size = SPLIT_BATCH
                 best = min(best, finalist.step_time_s)
                 result.finalists.append(finalist)
                 if first_fit:
@@ -204,8 +211,8 @@ class Search:
             for chosen in (index[plain & ~priced.is_block[index]], index[plain & priced.is_block[index]]):
                 if len(chosen):
                     found += self._plain(priced, chosen, best)
-            for candidate in index[~plain]:
-                found += self._virtual(priced, int(candidate))
+            for virtual in np.unique(priced.batch.vpp[index[~plain]]):
+                found += self._virtual(priced, index[priced.batch.vpp[index] == virtual])
         for finalist in sorted(found, key=lambda item: (item.bound_s, item.order)):
             if finalist.bound_s >= best:
                 continue
@@ -224,29 +231,23 @@ class Search:
         self.result.pruned["memory"] += len(index) - len(fits)
         return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
 
-    def _virtual(self, priced: PricedBatch, candidate: int) -> list[Finalist]:
-        """The one split of an interleaved candidate, if it fits."""
-        cuts = split_virtual(priced, candidate)
-        leading = fewest_recomputed_virtual(priced, candidate, cuts) if priced.is_block[candidate] else 0
-        if leading is None or not priced.sums(candidate, cuts, leading).fits:
-            self.result.pruned["memory"] += 1
-            return []
-        return [
-            Finalist(
-                priced,
-                candidate,
-                cuts,
-                np.inf,
-                priced.bound_s(candidate, priced.sums(candidate, cuts, leading)),
-                leading,
-            )
-        ]
+    def _virtual(self, priced: PricedBatch, index: IntArray) -> list[Finalist]:
+        """The one split of interleaved candidates of one V, where it fits."""
+        cuts = split_virtual(priced, index)
+        leading = np.zeros(len(index), dtype=np.int64)
+        block = priced.is_block[index]
+        if block.any():
+            leading[block] = fewest_recomputed_virtual(priced, index[block], cuts[block])
+        sums = priced.sums(index, cuts, leading)
+        bound, fits = priced.bound_s(index, sums), np.nonzero(sums.fits)[0]
+        self.result.pruned["memory"] += len(index) - len(fits)
+        return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
 
 
 def simulated(finalist: Finalist) -> Finalist:
     """The finalist with its step time. An interleaved candidate has one split in the space, which settles it."""
     priced, candidate = finalist.batch, finalist.candidate
-    step_s = priced.step_s(candidate, priced.sums(candidate, finalist.cuts, finalist.leading))
+    step_s = float(priced.step_s(candidate, finalist.cuts[None], finalist.leading)[0])
     bound_s = step_s if priced.batch.vpp[candidate] > 1 else finalist.bound_s
     return replace(finalist, step_time_s=step_s, bound_s=bound_s)
 
@@ -255,14 +256,17 @@ def refined(finalist: Finalist, best_s: float, limit: int) -> tuple[Finalist, in
     """The finalist with its best split and the bound that is then proven, and how many splits were simulated."""
     priced, candidate = finalist.batch, finalist.candidate
     tail = float(priced.least_tail_s()[candidate])
-    used = 0
     leading = np.array([finalist.leading], dtype=np.int64)
-    for split_bound, cuts in splits_by_bound(stage_tables(priced, np.array([candidate]), leading)):
-        bound = split_bound + tail
-        if bound >= min(best_s, finalist.step_time_s) or used >= limit:
-            return replace(finalist, bound_s=min(bound, finalist.step_time_s)), used
-        used += 1
-        step_s = priced.step_s(candidate, priced.sums(candidate, cuts, finalist.leading))
-        if step_s < finalist.step_time_s:
-            finalist = replace(finalist, cuts=cuts, step_time_s=step_s)
-    return replace(finalist, bound_s=finalist.step_time_s), used
+    splits = splits_by_bound(stage_tables(priced, np.array([candidate]), leading))
+    used, bound = 0, finalist.bound_s
+    while used < limit and bound < min(best_s, finalist.step_time_s):
+        batch = list(islice(splits, min(SIMULATED_TOGETHER, limit - used)))
+        if not batch:
+            return replace(finalist, bound_s=finalist.step_time_s), used
+        used += len(batch)
+        steps = priced.step_s(candidate, np.stack([cuts for _, cuts in batch]), finalist.leading)
+        quickest = int(steps.argmin())
+        if steps[quickest] < finalist.step_time_s:
+            finalist = replace(finalist, cuts=batch[quickest][1], step_time_s=float(steps[quickest]))
+        bound = batch[-1][0] + tail  # every split not yet seen has at least this bound
+    return replace(finalist, bound_s=min(bound, finalist.step_time_s)), used

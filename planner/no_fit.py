@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from meshwright.cost_models.estimate import estimate
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import ClusterSpec, Pool
@@ -88,7 +89,7 @@ def _closest(result: SearchResult) -> Finalist:
     assert best is not None  # noqa: S101  called only with priced candidates
     priced, candidate = result.priced[best[1]], best[2]
     if priced.batch.vpp[candidate] > 1:
-        cuts = split_virtual(priced, candidate)
+        cuts = split_virtual(priced, np.array([candidate]))[0]
     else:
         cuts = split_plain(priced, np.array([candidate]), ignore_memory=True)[0][0]
     return Finalist(priced, candidate, cuts, np.inf, np.inf)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+
 from meshwright.specs.batch import FloatArray, IntArray
 
 _INF = np.inf
@@ -208,33 +209,37 @@ def splits_by_bound(tables: StageTables) -> Iterator[tuple[float, IntArray]]:
             heappush(heap, (float(max(reach, later)), (*cuts, int(stop)), float(spent + span), float(reach)))
 
 
-def split_chunks(busy_s: FloatArray, stages: int, virtual: int, counted: FloatArray) -> IntArray:
-    """Cuts [P*V + 1] of one candidate into chunks of near-equal time, chunk q on stage q mod P; [P, I] busy seconds.
+def split_chunks(busy_s: FloatArray, virtual: int, counted: FloatArray) -> IntArray:
+    """Cuts [N, P*V + 1] of N candidates into chunks of near-equal time, chunk q on stage q mod P; ``busy_s`` [N, P, I].
 
     Minimises the 8-norm of chunk times, which is close to the longest chunk but leaves no free slack elsewhere.
+    Raises ValueError where there are fewer counted blocks than chunks.
     """
-    size = busy_s.shape[1]
+    number, stages, size = busy_s.shape
     chunks = stages * virtual
-    scale = busy_s.sum(axis=1).max() / chunks or 1.0
-    enough = np.triu(_pair_sum(counted)) >= 1
-    powered = [np.where(enough, (np.triu(_pair_sum(busy_s[stage])) / scale) ** 8, _INF) for stage in range(stages)]
-    value = np.full(size + 1, _INF)
-    value[size] = 0.0
-    choices: list[IntArray] = []
-    for chunk in range(chunks - 1, -1, -1):
-        total = powered[chunk % stages] + value[None, :]
-        choices.append(total.argmin(axis=1))
-        value = total.min(axis=1)
-    cuts = [0]
-    for choice in reversed(choices):
-        cuts.append(int(choice[cuts[-1]]))
-    if not np.isfinite(value[0]):
+    if counted.sum() < chunks:
         raise ValueError(f"{chunks} chunks need as many decoder layers, there are {int(counted.sum())}")
-    return np.array(cuts, dtype=np.int64)
-
-
-def _pair_sum(values: FloatArray) -> FloatArray:
-    """[I] -> [I+1, I+1]: sum of values a..b-1 at [a, b]."""
-    prefix = np.concatenate([[0.0], np.cumsum(values)])
-    out: FloatArray = prefix[None, :] - prefix[:, None]
-    return out
+    # No near-even chunk is longer than this, unless blocks are so unequal that only the full width has a split.
+    for width in (min(size, 4 * -(-size // chunks) + 4), size):
+        end = np.minimum(np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :], size)
+        enough = _range_sum(counted[None, :], width)[0] >= 1
+        scale = busy_s.sum(axis=-1).max(axis=-1)[:, None, None] / chunks
+        powered = [
+            np.where(enough & np.isfinite(span), (span / np.maximum(scale, 1e-300)) ** 8, _INF)
+            for span in (_range_sum(busy_s[:, stage], width) for stage in range(stages))
+        ]
+        value = np.full((number, size + 1), _INF)
+        value[:, size] = 0.0
+        choices: list[IntArray] = []
+        for chunk in range(chunks - 1, -1, -1):
+            total = powered[chunk % stages] + value[:, end]
+            best = total.argmin(axis=-1)
+            choices.append(end[np.arange(size + 1)[None, :], best])
+            value = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
+        if np.isfinite(value[:, 0]).all():
+            break
+    rows = np.arange(number)
+    cuts = np.zeros((number, chunks + 1), dtype=np.int64)
+    for position, choice in enumerate(reversed(choices)):
+        cuts[:, position + 1] = choice[rows, cuts[:, position]]
+    return cuts

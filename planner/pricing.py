@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
+
 from meshwright.cost_models import schedules
 from meshwright.cost_models.memory import block_capacity_bytes
 from meshwright.cost_models.protocol import CellCosts, StageCosts, Tail
-from meshwright.cost_models.step import step_time
+from meshwright.cost_models.schedules.wavefront import finish_times_s
+from meshwright.cost_models.step import step_bound_s, with_tail_s
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 from meshwright.specs.target import Target
 
@@ -37,18 +38,25 @@ def schedule_name(vpp: int) -> str:
 
 @dataclass(frozen=True)
 class StageSums:
-    """One candidate with its split: seconds [P, V] of a micro-batch, bytes [P], trained parameters [P]."""
+    """n candidates of one P and V with their splits, per rank of a stage.
+
+    ``forward_s``, ``backward_s`` [n, P, V] seconds of a micro-batch; ``send_s`` [n, P] seconds of the boundary after a
+    stage; ``memory_bytes``, ``capacity_bytes`` [n, P] allocated bytes; ``dense_params``, ``expert_params`` [n, P].
+    """
 
     forward_s: FloatArray
     backward_s: FloatArray
     send_s: FloatArray
     memory_bytes: FloatArray
     capacity_bytes: FloatArray
-    tail: Tail
+    dense_params: FloatArray
+    expert_params: FloatArray
 
     @property
-    def fits(self) -> bool:
-        return bool((self.memory_bytes <= self.capacity_bytes).all())
+    def fits(self) -> BoolArray:
+        """[n] whether every stage fits."""
+        out: BoolArray = (self.memory_bytes <= self.capacity_bytes).all(axis=-1)
+        return out
 
 
 def with_recompute(batch: CandidateBatch, which: BoolArray, modes: list[str], granularity: str) -> CandidateBatch:
@@ -130,12 +138,26 @@ class PricedBatch:
         Work is cut freely: with t_i the share of stage i, 1F1B needs at least ``sum_{j<i} t_j + M t_i`` for every i.
         All of them tie at the optimum, t_i = V/M (1-1/M)^i, which gives V. Interleaving can hide all but M t_i.
         """
-        work = (self._forward + self._backward)[:, :, self.kind].sum(axis=-1)[self.row][:, self.pools]
-        count = self.batch.num_microbatches.astype(float)[:, None]
-        decay = np.where(self.batch.vpp[:, None] > 1, 1.0, 1.0 - 1.0 / count)
+        total = self._forward + self._backward
+        work = total[:, :, self.kind].sum(axis=-1)[self.row][:, self.pools]
+        count = self.batch.num_microbatches.astype(float)
+        decay = np.where(self.batch.vpp > 1, 1.0, 1.0 - 1.0 / count)[:, None]
         share = decay ** np.arange(self.arrangement.pp)[None, :]
-        pipeline = count[:, 0] / (share / work).sum(axis=1)
-        return pipeline + self.least_tail_s()
+        pipeline = count / (share / work).sum(axis=1)
+        return np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
+
+    def _fullest_stage_s(self, total: FloatArray) -> FloatArray:
+        """[N] seconds that the stage with most decoder layers is busy at least for a micro-batch.
+
+        Some stage has at least the mean, rounded up; of the quickest kind on the fastest pool, its share recomputed.
+        """
+        layers = np.unique(self.kind[self.counted > 0])
+        pools = np.unique(self.pools)
+        quick = total[:, pools][:, :, layers].min(axis=(1, 2))
+        again = (total[self.full_row] - total[self.row])[:, pools][:, :, layers].min(axis=(1, 2)).clip(min=0.0)
+        most = np.ceil(self.counted.sum() / self.arrangement.pp)
+        out: FloatArray = most * quick[self.row] + np.minimum(self.least_recomputed(), most) * again
+        return out
 
     @cached_property
     def _least_tail_s(self) -> FloatArray:
@@ -143,96 +165,138 @@ class PricedBatch:
         dense = self.cells.dense_params[:, self.kind].sum(axis=-1) / pp
         expert = self.cells.expert_params[:, self.kind].sum(axis=-1) / pp
         pools, rows = np.unique(self.pools), np.arange(len(dense))
-        hidden = np.full((len(rows), len(pools)), np.inf)
-        tail = self.costs.tail(self.cells, rows[:, None], pools[None, :], dense[:, None], expert[:, None], hidden)
-        out: FloatArray = tail.total_s.min(axis=1)
+        shape = (len(rows), len(pools))
+        row, pool, dense, expert = (
+            np.broadcast_to(part, shape) for part in (rows[:, None], pools[None, :], dense[:, None], expert[:, None])
+        )
+        tail = self.costs.tail(self.cells, row, pool, dense, expert, np.full(shape, np.inf))
+        out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1)
         return out
 
     def least_tail_s(self) -> FloatArray:
-        """[N] tail of the mean stage on the fastest pool with its gradient reduction hidden as far as it can be.
+        """[N] optimizer and parameter gather of the mean stage on the fastest pool.
 
-        The stage with the most parameters has at least the mean, so no split has a shorter tail.
+        Some stage has at least the mean parameters, and the slowest stage counts, so no split has a shorter tail.
+        Gradient reduction is left out: the stage that ends last may have little of it.
         """
         return self._least_tail_s[self.row]
 
     def least_fill(self) -> FloatArray:
-        """[N] decoder layers over the most that all stages could hold: above 1 nothing fits (a necessary condition).
+        """[N] layers over the most that all stages could hold: above 1 nothing fits (necessary to fit).
 
-        A stage holds at most capacity / (static + in flight x activations of the lightest decoder layer) layers.
+        For every kind of decoder layer alone: stage i holds at most floor(capacity / (static + in flight x
+        activations)) of it, with all its layers recomputed where the candidate may do so. The worst kind counts.
         """
-        layers = np.unique(self.kind[self.counted > 0])
-        rows = self.full_row  # the leanest that a candidate can be: with all its layers recomputed
-        static, activations = self._static[rows][:, layers], self.cells.activation_bytes[rows][:, layers]
-        schedules_of = np.stack(
-            [self.batch.vpp, np.minimum(self.batch.num_microbatches, 4 * self.arrangement.pp)], axis=1
-        )
-        unique, inverse = np.unique(schedules_of, axis=0, return_inverse=True)
-        pp = self.arrangement.pp
-        held = np.stack([in_flight(pp, int(v), int(m)).min(axis=1).astype(float) for v, m in unique])[
-            inverse.reshape(-1)
-        ]
-        lightest = (static[:, None, :] + held[:, :, None] * activations[:, None, :]).min(axis=-1)
-        room = (self._capacity[self.row].clip(min=0.0) / np.maximum(lightest, 1.0)).sum(axis=1)
-        fill: FloatArray = self.counted.sum() / np.maximum(room, 1e-12)
+        held = self.least_held()
+        fill = np.zeros(len(self))
+        for kind, count in zip(*np.unique(self.kind[self.counted > 0], return_counts=True), strict=True):
+            need = (
+                self._static[self.full_row, kind, None] + held * self.cells.activation_bytes[self.full_row, kind, None]
+            )
+            room = np.floor(self._capacity[self.row].clip(min=0.0) / np.maximum(need, 1.0)).sum(axis=1)
+            fill = np.maximum(fill, count / np.maximum(room, 0.5))
         return fill
 
-    def sums(self, candidate: int, cuts: IntArray, leading: int = 0) -> StageSums:
-        """Stage sums of one candidate for chunk cuts [P*V + 1], chunk q on stage q mod P.
+    def least_held(self) -> FloatArray:
+        """[N, P] micro-batches in flight at a stage, of the chunk that holds fewest."""
+        pp = self.arrangement.pp
+        vpp, count = self.batch.vpp, np.minimum(self.batch.num_microbatches, 4 * pp)
+        code = vpp * (4 * pp + 1) + count
+        unique, inverse = np.unique(code, return_inverse=True)
+        rows = [in_flight(pp, int(c) // (4 * pp + 1), int(c) % (4 * pp + 1)).min(axis=1) for c in unique]
+        return np.stack(rows).astype(float)[inverse.reshape(-1)]
 
-        The first ``leading`` decoder layers of every chunk are recomputed in full, the others as the candidate says.
+    def least_recomputed(self) -> IntArray:
+        """[N] leading layers of a stage that 1F1B candidates in block mode must recompute at least, 0 for all others.
+
+        Of every kind alone, stage i holds n layers with k of them recomputed if static n + in flight (kept n - saved
+        min(k, n)) fits. The least k is the first whose n add up to the layers that there are.
         """
-        index = np.array([candidate])
-        pp, vpp = self.arrangement.pp, int(self.batch.vpp[candidate])
-        stop = leading_stop(self.counted, np.array([leading]))[0]
+        chosen = np.nonzero(self.is_block & (self.batch.vpp == 1))[0]
+        out = np.zeros(len(self), dtype=np.int64)
+        if not len(chosen):
+            return out
+        held, capacity = self.least_held()[chosen], self._capacity[self.row[chosen]].clip(min=0.0)
+        for kind, count in zip(*np.unique(self.kind[self.counted > 0], return_counts=True), strict=True):
+            static = self._static[self.row[chosen], kind, None]
+            kept = held * self.cells.activation_bytes[self.row[chosen], kind, None]
+            lean = held * self.cells.activation_bytes[self.full_row[chosen], kind, None]
+            all_lean = np.floor(capacity / np.maximum(static + lean, 1.0))
+            low, high = np.zeros(len(chosen), dtype=np.int64), np.full(len(chosen), int(count))
+            while (low < high).any():
+                middle = (low + high) // 2
+                mixed = np.floor((capacity + middle[:, None] * (kept - lean)) / np.maximum(static + kept, 1.0))
+                layers = np.where(mixed >= middle[:, None], mixed, np.minimum(all_lean, middle[:, None]))
+                enough = layers.sum(axis=1) >= count
+                low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+                low = np.minimum(low, count)
+            out[chosen] = np.maximum(out[chosen], low)
+        return out
+
+    def sums(self, index: IntArray, cuts: IntArray, leading: IntArray) -> StageSums:
+        """Stage sums of candidates of one V for chunk cuts [n, P*V + 1], chunk q on stage q mod P.
+
+        The first ``leading`` [n] decoder layers of a chunk are recomputed in full, the others as the candidate says.
+        """
+        pp, vpp = self.arrangement.pp, int(self.batch.vpp[index[0]])
         block = np.arange(len(self.kind))
-        chunk_of = np.searchsorted(cuts, block, side="right") - 1
-        redone = (block < stop[cuts[chunk_of]]) & (self.counted > 0)
-        row = np.where(redone, self.full_row[candidate], self.row[candidate])
+        chunk_of = (cuts[:, 1:, None] <= block).sum(axis=1)
+        stop = leading_stop(self.counted, leading)
+        start = np.take_along_axis(cuts, chunk_of, axis=1)
+        redone = (block < np.take_along_axis(stop, start, axis=1)) & (self.counted > 0)
+        row = np.where(redone, self.full_row[index, None], self.row[index, None])
         order = np.arange(pp * vpp).reshape(vpp, pp).T  # [P, V] -> chunk
 
         def chunked(values: FloatArray) -> FloatArray:
-            prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-            return (prefix[..., cuts[1:]] - prefix[..., cuts[:-1]])[..., order]
+            """[n, I] -> [n, P, V]."""
+            prefix = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=-1)], axis=-1)
+            ends = np.take_along_axis(prefix, cuts, axis=1)
+            return (ends[:, 1:] - ends[:, :-1])[:, order]
 
-        stage = np.arange(pp)
-        forward = chunked(self._forward[row, :, self.kind].T)[self.pools, stage]
-        backward = chunked(self._backward[row, :, self.kind].T)[self.pools, stage]
-        static = chunked(self._static[row, self.kind]).sum(axis=1)
-        activations = (chunked(self.cells.activation_bytes[row, self.kind]) * self.held(index)[0]).sum(axis=1)
-        transient_of = self.cells.transient_bytes[row, self.kind]
-        peaks = np.array([transient_of[a:b].max(initial=0.0) for a, b in pairwise(cuts)])[order]
-        tail = self.costs.tail(
-            self.cells,
-            np.full(pp, self.row[candidate]),
-            self.pools,
-            chunked(self.cells.dense_params[row, self.kind]).sum(axis=1),
-            chunked(self.cells.expert_params[row, self.kind]).sum(axis=1),
-            backward.sum(axis=1),
-        )
+        def seconds(table: FloatArray) -> FloatArray:
+            """[C, G, B] -> [n, P, V], each stage on its pool."""
+            out = np.zeros((len(index), pp, vpp))
+            for pool in np.unique(self.pools):
+                out = np.where((self.pools == pool)[None, :, None], chunked(table[row, pool, self.kind]), out)
+            return out
+
+        held = self.held(index)
+        activations = (chunked(self.cells.activation_bytes[row, self.kind]) * held).sum(axis=2)
+        transient = self.cells.transient_bytes[row, self.kind]
+        peaks = np.zeros((len(index), pp * vpp))
+        np.maximum.at(peaks, (np.arange(len(index))[:, None], chunk_of), transient)
         return StageSums(
-            forward_s=forward,
-            backward_s=backward,
-            send_s=self.send_s(index)[0],
-            memory_bytes=static + activations + peaks.max(axis=1),
-            capacity_bytes=self.capacity_bytes(index)[0],
-            tail=tail,
+            forward_s=seconds(self._forward),
+            backward_s=seconds(self._backward),
+            send_s=self.send_s(index),
+            memory_bytes=chunked(self._static[row, self.kind]).sum(axis=2) + activations + peaks[:, order].max(axis=2),
+            capacity_bytes=self.capacity_bytes(index),
+            dense_params=chunked(self.cells.dense_params[row, self.kind]).sum(axis=2),
+            expert_params=chunked(self.cells.expert_params[row, self.kind]).sum(axis=2),
         )
 
-    def bound_s(self, candidate: int, sums: StageSums) -> float:
-        """Lower bound of the step time of a split."""
-        schedule = schedules.get(schedule_name(int(self.batch.vpp[candidate])))
-        pipeline = schedule.bound_s(
-            sums.forward_s, sums.backward_s, sums.send_s[:-1], int(self.batch.num_microbatches[candidate])
-        )
-        return float(pipeline) + float(sums.tail.total_s.min())
+    def tail(self, index: IntArray, sums: StageSums) -> Tail:
+        """Tails [n, P] of splits."""
+        rows = np.broadcast_to(self.row[index][:, None], sums.dense_params.shape)
+        pools = np.broadcast_to(self.pools, rows.shape)
+        last = sums.backward_s.sum(axis=2)
+        return self.costs.tail(self.cells, rows, pools, sums.dense_params, sums.expert_params, last)
 
-    def step_s(self, candidate: int, sums: StageSums) -> float:
-        """Step time of a split, event by event."""
-        return step_time(
-            schedule_name(int(self.batch.vpp[candidate])),
-            sums.forward_s,
-            sums.backward_s,
-            sums.send_s[:-1],
-            int(self.batch.num_microbatches[candidate]),
-            sums.tail,
-        ).step_time_s
+    def bound_s(self, index: IntArray, sums: StageSums) -> FloatArray:
+        """[n] lower bound of the step time of splits."""
+        name, count = schedule_name(int(self.batch.vpp[index[0]])), self.batch.num_microbatches[index][:, None]
+        sends = sums.send_s[:, :-1]
+        return step_bound_s(name, sums.forward_s, sums.backward_s, sends, count, self.tail(index, sums))
+
+    def step_s(self, candidate: int, cuts: IntArray, leading: int = 0) -> FloatArray:
+        """Step times [k] of k splits [k, P*V + 1] of one candidate, event by event."""
+        index, count = np.full(len(cuts), candidate), int(self.batch.num_microbatches[candidate])
+        sums = self.sums(index, cuts, np.full(len(cuts), leading))
+        tail = self.tail(index, sums)
+        if self.batch.vpp[candidate] == 1:
+            finish = finish_times_s(sums.forward_s[:, :, 0], sums.backward_s[:, :, 0], sums.send_s[:, :-1], count)
+        else:
+            schedule = schedules.get(schedule_name(int(self.batch.vpp[candidate])))
+            rows = zip(sums.forward_s, sums.backward_s, sums.send_s[:, :-1], strict=True)
+            finish = np.stack([schedule.simulate(*row, count).finish_s for row in rows])
+        return with_tail_s(finish, tail)

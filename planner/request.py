@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
 from meshwright.specs.base import Document
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 #: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
 DEGREES = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")

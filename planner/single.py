@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from meshwright.cost_models.estimate import estimate
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.document import Explanation, PlanDocument
@@ -68,7 +69,7 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
     priced = PricedBatch(costs, batch, arrangement, request.target, request.memory_headroom)
     one, ahead = np.array([0]), np.array([leading])
     if skeleton.vpp > 1:
-        cuts = split_virtual(priced, 0)
+        cuts = split_virtual(priced, one)[0]
     else:
         found, bound = split_plain(priced, one, leading=ahead)
         if not np.isfinite(bound[0]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 import numpy as np
+
 from meshwright.specs.attention import MLAAttention
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.feed_forward import MoEFFN
@@ -20,6 +21,9 @@ MAX_MICRO_BATCH_SIZE = 16
 #: Virtual stages tried per rank.
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 
+#: Sharding levels that gather parameters for every pass.
+FULLY_SHARDED = ("zero3", "fsdp")
+
 #: What the space holds, in words, for ``bound.space``.
 SPACE = (
     "every pool used whole or left out, the GPUs of a stage in one pool, pools in any order along the pipeline",
@@ -28,7 +32,8 @@ SPACE = (
     f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
     "contiguous layer splits with at least one decoder layer a chunk",
-    "the target's recompute modes, full recompute of the fewest first layers of a chunk that fit, sharding levels",
+    "the target's recompute modes, full recompute of the fewest first layers of a chunk that fit",
+    "the target's sharding levels, full sharding without pipeline stages only",
 )
 
 _COLUMNS = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size", "num_microbatches", "recompute", "sharding")
@@ -41,9 +46,10 @@ def divisors(number: int) -> list[int]:
 
 
 def block_mode(target: Target) -> int | None:
-    """The recompute index that means "the first layers of every chunk, as few as fit".
+    """The recompute index that means: in full, the first layers of a chunk, as few as fit, none where all fits.
 
-    None where the target has no such mode. It stands one past the target's own modes: how many layers it means is found when a candidate is split.
+    None where the target has no such mode. It stands one past the target's own modes: how many layers it means is found
+    when a candidate is split.
     """
     kinds = {mode.granularity for mode in target.recompute}
     return len(target.recompute) if target.recompute_block_layers and {"none", "full"} <= kinds else None
@@ -57,9 +63,11 @@ def recompute_choices(request: PlanRequest) -> list[int]:
         return [index for index, mode in enumerate(modes) if mode.label == pinned]
     if "recompute" in request.forbid:
         return [index for index, mode in enumerate(modes) if mode.granularity == "none"]
-    block = block_mode(request.target)
     useful = [index for index, mode in enumerate(modes) if _useful(mode, request)]
-    return useful if block is None else [*useful, block]
+    block = block_mode(request.target)
+    if block is None:
+        return useful
+    return [*(index for index in useful if modes[index].granularity == "selective"), block]  # block holds none and full
 
 
 def _useful(mode: RecomputeMode, request: PlanRequest) -> bool:
@@ -143,6 +151,8 @@ def candidates(request: PlanRequest, arrangement: Arrangement, expert_tensor: bo
         return empty
     base = np.array(heads, dtype=np.int64)
     tails = np.array([(v, mode, level) for v in virtual for mode in modes for level in levels], dtype=np.int64)
+    if pp > 1:  # full sharding gathers parameters again for every micro-batch; with stages it is left to the user
+        tails = tails[[request.target.sharding[level] not in FULLY_SHARDED for level in tails[:, 2]]]
     left = np.repeat(base, len(tails), axis=0)
     right = np.tile(tails, (len(base), 1))
     return CandidateBatch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from meshwright.specs.batch import FloatArray, IntArray
 
 from .partition import StageTables, split_1f1b, split_chunks
@@ -35,6 +36,17 @@ def stage_tables(
     )
 
 
+def longest_stage(tables: StageTables, best_s: float) -> int:
+    """Blocks that a stage can hold at most, in any candidate, without passing ``best_s`` or its memory.
+
+    Any w neighbouring blocks take at least as long, and as much room, as the w cheapest ones.
+    """
+    busy = np.sort(tables.busy_s.min(axis=1), axis=-1).cumsum(axis=-1) * tables.micro_batches[:, None]
+    lean = tables.bytes_ + np.where((tables.leading > 0)[:, None, None], tables.extra_bytes, 0.0)
+    room = np.sort(lean, axis=-1).cumsum(axis=-1) <= tables.capacity_bytes[:, :, None]
+    return max(1, int(min((busy <= best_s).sum(axis=-1).max(), room.sum(axis=-1).max())))
+
+
 def split_plain(
     priced: PricedBatch,
     index: IntArray,
@@ -47,19 +59,13 @@ def split_plain(
     ``best_s`` is a step time already reached: stages that alone need longer are not tried.
     """
     tables = stage_tables(priced, index, leading, ignore_memory)
-    width = None
-    if np.isfinite(best_s):
-        # any w neighbouring blocks take at least as long as the w cheapest ones
-        cheapest = np.sort(tables.busy_s.min(axis=1), axis=-1).cumsum(axis=-1) * tables.micro_batches[:, None]
-        width = max(1, int((cheapest <= best_s).sum(axis=-1).max()))
-    split = split_1f1b(tables, width)
+    split = split_1f1b(tables, longest_stage(tables, best_s))
     return split.cuts, split.bound_s + priced.least_tail_s()[index]
 
 
-def split_virtual(priced: PricedBatch, candidate: int) -> IntArray:
-    """Chunk cuts [P*V + 1] of an interleaved candidate."""
-    busy = priced.busy_s(np.array([candidate]))[0]
-    return split_chunks(busy, priced.arrangement.pp, int(priced.batch.vpp[candidate]), priced.counted)
+def split_virtual(priced: PricedBatch, index: IntArray) -> IntArray:
+    """Chunk cuts [n, P*V + 1] of interleaved candidates of one V."""
+    return split_chunks(priced.busy_s(index), int(priced.batch.vpp[index[0]]), priced.counted)
 
 
 def fewest_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tuple[IntArray, IntArray, FloatArray]:
@@ -68,25 +74,35 @@ def fewest_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tu
     More recomputed layers never take less time or more memory, so the fewest that fit are the best; found by bisection
     of all candidates together.
     """
-    layers = int(priced.counted.sum())
-    low, high = np.zeros(len(index), dtype=np.int64), np.full(len(index), layers, dtype=np.int64)
-    cuts, bounds = split_plain(priced, index, best_s, high)
-    while (high - low > 1).any():
-        middle = (low + high) // 2
-        tried, found = split_plain(priced, index, best_s, middle)
-        fits = np.isfinite(found) & (high - low > 1)
-        cuts, bounds = np.where(fits[:, None], tried, cuts), np.where(fits, found, bounds)
-        high, low = np.where(fits, middle, high), np.where(fits, low, middle)
-    return high, cuts, bounds
+    low = np.zeros(len(index), dtype=np.int64)
+    high = np.full(len(index), int(priced.counted.sum()), dtype=np.int64)
+    cuts, bounds = split_plain(priced, index, best_s)
+    found = np.where(np.isfinite(bounds), 0, high)
+    left = np.nonzero(found)[0]
+    if len(left):
+        cuts[left], bounds[left] = split_plain(priced, index[left], best_s, found[left])
+        left = left[np.isfinite(bounds[left])]
+    while len(left):
+        middle = (low[left] + high[left]) // 2
+        tried, bound = split_plain(priced, index[left], best_s, middle)
+        fits = np.isfinite(bound)
+        hit = left[fits]
+        cuts[hit], bounds[hit], found[hit] = tried[fits], bound[fits], middle[fits]
+        high[hit], low[left[~fits]] = middle[fits], middle[~fits]
+        left = left[high[left] - low[left] > 1]
+    return found, cuts, bounds
 
 
-def fewest_recomputed_virtual(priced: PricedBatch, candidate: int, cuts: IntArray) -> int | None:
-    """The fewest leading layers of a chunk whose recomputation lets an interleaved split fit; None if none does."""
-    layers = int(np.diff(cuts).max())
-    if not priced.sums(candidate, cuts, layers).fits:
-        return None
-    low, high = 0, layers
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if priced.sums(candidate, cuts, middle).fits else (middle, high)
+def fewest_recomputed_virtual(priced: PricedBatch, index: IntArray, cuts: IntArray) -> IntArray:
+    """[n] the fewest leading layers of a chunk whose recomputation lets an interleaved split fit, or all of them."""
+    low = np.zeros(len(index), dtype=np.int64)
+    longest = np.diff(cuts, axis=1).max(axis=1)
+    high = np.where(priced.sums(index, cuts, low).fits, 0, longest)
+    left = np.nonzero(high > 0)[0]
+    left = left[priced.sums(index[left], cuts[left], high[left]).fits] if len(left) else left
+    while len(left):
+        middle = (low[left] + high[left]) // 2
+        fits = priced.sums(index[left], cuts[left], middle).fits
+        high[left[fits]], low[left[~fits]] = middle[fits], middle[~fits]
+        left = left[high[left] - low[left] > 1]
     return high

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshwright.planner.partition import StageTables, split_1f1b, split_chunks, splits_by_bound
 
 
@@ -148,8 +149,8 @@ def test_a_slow_pool_gets_fewer_layers():
 @given(stages=st.integers(1, 4), virtual=st.integers(2, 3), layers=st.integers(12, 20))
 def test_virtual_chunks_hold_every_layer_once_and_none_is_empty(stages, virtual, layers):
     counted = np.concatenate([[0.0], np.ones(layers), [0.0]])
-    busy = np.concatenate([[0.1], np.ones(layers), [1.5]])[None].repeat(stages, axis=0)
-    cuts = split_chunks(busy, stages, virtual, counted)
+    busy = np.concatenate([[0.1], np.ones(layers), [1.5]])[None, None].repeat(stages, axis=1)
+    cuts = split_chunks(busy, virtual, counted)[0]
     assert cuts[0] == 0
     assert cuts[-1] == layers + 2
     assert len(cuts) == stages * virtual + 1
@@ -157,13 +158,13 @@ def test_virtual_chunks_hold_every_layer_once_and_none_is_empty(stages, virtual,
 
 
 def test_virtual_chunks_are_even_where_layers_divide():
-    busy = np.ones((2, 8))
-    assert split_chunks(busy, 2, 2, np.ones(8)).tolist() == [0, 2, 4, 6, 8]
+    busy = np.ones((1, 2, 8))
+    assert split_chunks(busy, 2, np.ones(8))[0].tolist() == [0, 2, 4, 6, 8]
 
 
 def test_more_chunks_than_layers_is_refused():
     with pytest.raises(ValueError, match="need as many decoder layers"):
-        split_chunks(np.ones((2, 3)), 2, 2, np.ones(3))
+        split_chunks(np.ones((1, 2, 3)), 2, np.ones(3))
 
 
 @settings(max_examples=60, deadline=None)

@@ -72,7 +72,7 @@ def facts_of_model(
         "max_position_embeddings": model.learned_positions,
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
-        "heads": _distinct(mixer.num_heads for mixer in (*softmax, *mla)),
+        "heads": _distinct([*(m.num_heads for m in softmax), *(m.num_heads for m in mla)]),
         "kv_heads": _distinct(mixer.num_kv_heads for mixer in softmax),
         "ffn_hidden_sizes": _distinct(ffn.intermediate_size for ffn in dense),
         "moe_ffn_hidden_sizes": _distinct(ffn.expert_intermediate_size for ffn in moe),

@@ -188,6 +188,8 @@ class Facts:
     cuda_graph: str = "none"
     cuda_graph_modules: tuple[str, ...] = ()
     nan_check: bool = True
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
 
     # Training flags that Megatron checks together.
     data_sources: int = 1
@@ -265,6 +267,10 @@ class Facts:
     def recomputes(self, module: str) -> Truth:
         """Whether selective recompute lists ``module``."""
         return self.recompute_modules.get(module, False)
+
+    def graphs(self, module: str) -> bool:
+        """Whether a CUDA graph captures ``module``; no list of modules means all."""
+        return self.cuda_graph != "none" and (not self.cuda_graph_modules or module in self.cuda_graph_modules)
 
     @property
     def unknown_recompute_modules(self) -> tuple[str, ...]:

@@ -19,7 +19,10 @@ def _tp_of_heads(f: Facts) -> tuple[str, ...]:
 
 
 def _tp_of_kv(f: Facts) -> tuple[str, ...]:
-    legal = [tp for tp in divisors(*f.heads) if all(kv % tp == 0 or tp % kv == 0 for kv in f.kv_heads)]
+    def legal_for(tp: int, kv: int) -> bool:
+        return kv % tp == 0 or (f.kv_head_replication and tp % kv == 0)
+
+    legal = [tp for tp in divisors(*f.heads) if all(legal_for(tp, kv) for kv in f.kv_heads)]
     return options("tp", nearest(legal, int(f.tp)))
 
 

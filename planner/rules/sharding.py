@@ -334,6 +334,21 @@ SHARDING: tuple[Rule, ...] = (
         "config",
     ),
     Rule(
+        "megatron.R7d",
+        lambda f: implies(
+            f.recompute_selective,
+            both(
+                no(both(f.attention_dropout > 0, f.graphs("attn"), f.recomputes("core_attn"))),
+                no(both(f.hidden_dropout > 0, f.graphs("mlp"), f.recomputes("mlp"))),
+                no(both(f.hidden_dropout > 0, f.graphs("moe"), f.recomputes("moe"))),
+            ),
+        ),
+        "recompute inside a CUDA graph excludes dropout (attention {f.attention_dropout}, hidden {f.hidden_dropout})",
+        "TC:2549-2566",
+        "config",
+        lambda f: ("--attention-dropout 0", "--hidden-dropout 0"),
+    ),
+    Rule(
         "megatron.R7i",
         lambda f: f.cuda_graph != "full_iteration" or (not f.nan_check and not f.cuda_graph_modules),
         "full-iteration CUDA graphs need --no-check-for-nan-in-loss-and-grad and no --cuda-graph-modules",

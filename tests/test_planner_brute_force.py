@@ -1,0 +1,178 @@
+"""The search against every plan of a small space, each assembled and priced as a whole plan."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models.blocks import block_table
+from meshwright.cost_models.cells import CostModel
+from meshwright.cost_models.estimate import estimate
+from meshwright.planner import rules
+from meshwright.planner.arrangements import Arrangement
+from meshwright.planner.assemble import Skeleton, build_plan
+from meshwright.planner.partition import split_chunks
+from meshwright.planner.pricing import PricedBatch
+from meshwright.planner.search import plan
+from meshwright.planner.space import VIRTUAL_STAGES, block_mode
+from meshwright.specs.batch import CandidateBatch
+from meshwright.specs.target import RecomputeMode
+
+from .planner_cases import request, small_model, workload
+
+
+def divisors(number):
+    return [value for value in range(1, number + 1) if number % value == 0]
+
+
+def placements(cluster):
+    """(stage ranks, pools, stages): whole pools in every order, equal stages of one pool each."""
+    pools = cluster.pools
+    orders = [(0,)] if len(pools) == 1 else [(0,), (1,), (0, 1), (1, 0)]
+    for order in orders:
+        for ranks in range(1, max(pools[i].num_gpus for i in order) + 1):
+            if all(pools[i].num_gpus % ranks == 0 for i in order):
+                yield Arrangement(ranks, order, tuple(pools[i].num_gpus // ranks for i in order))
+
+
+def recompute_modes(asked, layers):
+    useful = [m for m in asked.target.recompute if m.granularity != "selective"]
+    if not asked.model.is_moe:
+        useful += [
+            m
+            for m in asked.target.recompute
+            if m.granularity == "selective" and not {"moe", "moe_act", "mla_up_proj", "shared_experts"} & set(m.modules)
+        ]
+    else:
+        useful += [
+            m
+            for m in asked.target.recompute
+            if m.granularity == "selective" and not {"mlp", "mla_up_proj", "shared_experts"} & set(m.modules)
+        ]
+    return useful + [
+        RecomputeMode(granularity="full", method="block", num_layers=count) for count in range(1, layers + 1)
+    ]
+
+
+def every_plan(asked, blocks):
+    model, batch = asked.model, asked.workload.global_batch_size
+    size, layers = len(blocks.instances), model.num_layers
+    experts = divisors(model.moe.num_experts) if model.moe else [1]
+    for where in placements(asked.cluster):
+        ranks, pp = where.stage_ranks, where.pp
+        if pp > layers:
+            continue
+        for tp in divisors(ranks):
+            dp = ranks // tp
+            if batch % dp:
+                continue
+            etps = divisors(ranks) if model.moe else [tp]
+            grids = [(ep, etp) for ep in experts for etp in etps if ranks % (ep * etp) == 0]
+            for ep, etp in grids:
+                for mbs in divisors(batch // dp):
+                    if mbs > 16:
+                        continue
+                    for mode in recompute_modes(asked, layers):
+                        for sharding in ("zero1", "fsdp") if pp == 1 else ("zero1",):
+                            for vpp in [v for v in VIRTUAL_STAGES if v == 1 or (pp > 1 and pp * v <= layers)]:
+                                skeleton = Skeleton(
+                                    tp=tp,
+                                    cp=1,
+                                    ep=ep,
+                                    etp=etp,
+                                    dp=dp,
+                                    vpp=vpp,
+                                    micro_batch_size=mbs,
+                                    num_microbatches=batch // dp // mbs,
+                                    recompute=mode,
+                                    sharding=sharding,
+                                )
+                                yield where, skeleton, size
+
+
+def layer_cuts(size, pp):
+    """Every split of [embed, decoder..., head] with a decoder layer in each stage."""
+    for inner in combinations(range(2, size - 1), pp - 1):
+        yield (0, *inner, size)
+
+
+def brute_force(asked):
+    """The least step time of all legal plans that fit, by assembling and estimating each."""
+    blocks = block_table(asked.model, asked.workload, asked.target)
+    best, count = np.inf, 0
+    parts = (asked.model, asked.cluster, asked.workload, asked.target)
+    costs = CostModel(*parts)
+    for where, skeleton, size in every_plan(asked, blocks):
+        cuts = layer_cuts(size, where.pp) if skeleton.vpp == 1 else [virtual_cuts(costs, asked, where, skeleton)]
+        for cut in cuts:
+            candidate = build_plan(asked.model, asked.cluster, asked.target, blocks, where, skeleton, np.array(cut))
+            if rules.violations(rules.facts_of_plan(candidate, asked.model, asked.workload, asked.target)):
+                break
+            count += 1
+            priced = estimate(*parts, candidate, asked.memory_headroom)
+            if priced.fits:
+                best = min(best, priced.step_time_s)
+    return best, count
+
+
+def virtual_cuts(costs, asked, where, skeleton):
+    """The space's one split of an interleaved candidate: near-equal chunk times, whatever is recomputed."""
+    mode = skeleton.recompute
+    whole = mode.granularity != "selective"
+    columns = {name: getattr(skeleton, name) for name in ("tp", "cp", "ep", "etp", "dp", "vpp")}
+    columns |= {
+        "pp": where.pp,
+        "micro_batch_size": skeleton.micro_batch_size,
+        "num_microbatches": skeleton.num_microbatches,
+        "recompute": block_mode(asked.target) if whole else asked.target.recompute.index(mode),
+        "sharding": asked.target.sharding.index(skeleton.sharding),
+    }
+    one = CandidateBatch(**{name: np.array([value]) for name, value in columns.items()})
+    priced = PricedBatch(costs, one, where, asked.target, 0.0)
+    return split_chunks(priced.busy_s(np.array([0])), skeleton.vpp, priced.counted)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "work"),
+    [
+        (small_model(layers=4), "1x2xA100-SXM-80GB", workload(batch=4, seq=1024)),
+        (small_model(layers=3, vocab=128000), "1x3xA100-SXM-80GB", workload(batch=6, seq=1024)),
+        (small_model(layers=3, experts=4), "1x2xH100-SXM", workload(batch=4, seq=1024)),
+        (small_model(layers=5), "1x2xA100-SXM-80GB+1x2xV100-SXM2-32GB", workload(batch=4, seq=1024, precision="fp16")),
+    ],
+    ids=["dense", "big-vocabulary", "moe", "mixed"],
+)
+def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
+    asked = request(model, cluster, work)
+    expected, count = brute_force(asked)
+    answer = plan(asked)
+    assert count > 20
+    assert answer.estimate is not None
+    assert answer.estimate.step_time_s == pytest.approx(expected, rel=1e-9)
+    assert answer.bound is not None
+    assert answer.bound.step_time_s <= expected * (1 + 1e-12)
+
+
+def test_a_tight_memory_limit_changes_the_winner_and_is_met():
+    """Memory squeezed until the fastest plan no longer fits: the answer is the best of those that do."""
+    free = request(small_model(layers=4), "1x2xA100-SXM-80GB", workload(batch=4, seq=1024))
+    roomy = plan(free)
+    assert roomy.estimate is not None
+    need = max(stage.reserved_bytes / stage.limit_bytes for stage in roomy.estimate.stages)
+    asked = free.model_copy(update={"memory_headroom": 1 - 0.9 * need})
+    expected, _ = brute_force(asked)
+    answer = plan(asked)
+    if np.isinf(expected):
+        assert answer.status == "infeasible"
+        return
+    assert answer.estimate is not None
+    assert answer.estimate.step_time_s == pytest.approx(expected, rel=1e-9)
+    assert answer.estimate.step_time_s >= roomy.estimate.step_time_s
+    assert all(s.reserved_bytes <= s.limit_bytes * (1 - asked.memory_headroom) for s in answer.estimate.stages)
+
+
+def test_cuts_of_the_brute_force_hold_a_layer_a_stage():
+    for cuts in layer_cuts(6, 3):
+        assert all(b - a >= 1 for a, b in pairwise(cuts))
