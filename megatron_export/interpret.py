@@ -127,18 +127,18 @@ def ffn_hidden_size(args: MegatronArguments) -> int:
 
 def virtual_stages(args: MegatronArguments, pp: int, layers: int) -> int:
     """Virtual stages of a rank (1 = none), from whichever flag states them."""
+    stages = 1
     if args["pipeline_model_parallel_layout"]:
         layout, _ = parse_layout(args)
-        return max(len(layout.chunks) // pp, 1) if layout else 1
-    if args["hybrid_layer_pattern"]:
-        segments = args["hybrid_layer_pattern"].split("/")[0].count("|") + 1
-        return max(segments // pp, 1)
-    if args["num_virtual_stages_per_pipeline_rank"]:
-        return int(args["num_virtual_stages_per_pipeline_rank"])
-    if args["num_layers_per_virtual_pipeline_stage"]:
+        stages = len(layout.chunks) // pp if layout else 1
+    elif args["hybrid_layer_pattern"]:
+        stages = (args["hybrid_layer_pattern"].split("/")[0].count("|") + 1) // pp
+    elif args["num_virtual_stages_per_pipeline_rank"]:
+        stages = args["num_virtual_stages_per_pipeline_rank"]
+    elif args["num_layers_per_virtual_pipeline_stage"]:
         extra = args["account_for_embedding_in_pipeline_split"] + args["account_for_loss_in_pipeline_split"]
-        return max((layers + extra) // pp // args["num_layers_per_virtual_pipeline_stage"], 1)
-    return 1
+        stages = (layers + extra) // pp // args["num_layers_per_virtual_pipeline_stage"]
+    return max(stages, 1)
 
 
 def parse_layout(args: MegatronArguments) -> tuple[Layout | None, str]:
@@ -365,6 +365,8 @@ def _activations(args: MegatronArguments) -> dict[str, Any]:
         "offload_modules": tuple(args["offload_modules"]),
         "cuda_graph": _cuda_graph(args),
         "cuda_graph_modules": tuple(args["cuda_graph_modules"]),
+        "attention_dropout": args["attention_dropout"],
+        "hidden_dropout": args["hidden_dropout"],
         "nan_check": args["check_for_nan_in_loss_and_grad"] and not args["fp16"],
     }
 

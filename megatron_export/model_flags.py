@@ -180,6 +180,8 @@ def _whole(model: ModelSpec, workload: Workload, target: Target) -> Flags:
         flags.append(("--position-embedding-type", "rope" if model.rotary else "none"))
         positions = max(model.max_position_embeddings or 0, workload.seq_length)
     flags.append(("--max-position-embeddings", str(positions)))
+    # Megatron's defaults are 0.1; the models here train without dropout, and dropout would cost memory and time.
+    flags += [("--attention-dropout", "0.0"), ("--hidden-dropout", "0.0")]
     if not model.tied_embeddings:
         flags.append(("--untie-embeddings-and-output-weights",))
     flags.append(("--vocab-size", str(model.vocab_size)))

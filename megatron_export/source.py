@@ -91,7 +91,8 @@ def _yaml_flag(key: str, value: Any) -> list[str]:
 
 
 def _from_script(text: str) -> Source:
-    source, variables = Source(), {}
+    source = Source()
+    variables: dict[str, list[str]] = {}
     arrays: list[str] = []
     command: list[str] | None = None
     for line in _logical_lines(text):
@@ -126,26 +127,47 @@ def _from_script(text: str) -> Source:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines with continuations joined and arrays kept whole."""
+    """Lines with continuations joined, quoted text and arrays kept whole."""
     lines: list[str] = []
-    pending = ""
+    pending, quote = "", ""
     for line in text.replace("\\\n", " ").splitlines():
         body = line.strip()
-        if not body or body.startswith("#"):
+        if not quote and (not body or body.startswith("#")):
             continue
+        body, quote = _scan(body, quote)
         pending = f"{pending}\n{body}" if pending else body
-        opens_array = re.match(r"^(?:\w+\s+)*\w+\+?=\(", pending)
-        if opens_array and not re.search(r"\)\s*(#.*)?$", body):
+        in_array = re.match(r"^(?:\w+\s+)*\w+\+?=\(", pending) and not body.endswith(")")
+        if quote or in_array:
             continue
         lines.append(pending)
         pending = ""
     return [*lines, pending] if pending else lines
 
 
+def _scan(line: str, quote: str) -> tuple[str, str]:
+    """``line``, which starts inside ``quote`` ("" = none), without its comment; and the quote that it leaves open."""
+    escaped, before = False, " "
+    for index, char in enumerate(line):
+        if escaped:
+            escaped = False
+        elif char == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and before.isspace():
+            return line[:index].rstrip(), quote
+        before = char
+    return line, quote
+
+
 def _expand(tokens: list[str], variables: dict[str, list[str]]) -> list[str]:
     """Replace ``$NAME``; a token that is only an array becomes its items. Unknown names stay, to be reported."""
     out: list[str] = []
     for token in tokens:
+        if token in ("$@", "$*", "${@}", "${*}"):  # the script's own arguments, which are not in its text
+            continue
         whole = _VARIABLE.fullmatch(token)
         name = (whole[1] or whole[3]) if whole else None
         if name and name in variables:
