@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from .base import Document
 from .target import RecomputeMode
@@ -13,6 +13,35 @@ from .target import RecomputeMode
 Schedule = Literal["1f1b", "interleaved"]
 ShardingLevel = Literal["none", "zero1", "zero2", "zero3", "fsdp"]
 _BLOCK = re.compile(r"^(?:(embed|head|vision)|(decoder|mtp):(\d+)(?:-(\d+))?)$")
+#: Far more than any run has; what is beyond would only fill memory.
+_MOST_RANKS, _MOST_LAYERS = 10_000_000, 100_000
+
+
+def _block(text: str) -> str:
+    match = _BLOCK.match(text)
+    if not match:
+        raise ValueError("is not a block; use embed, decoder:0-4, mtp:0, head or vision")
+    if match[2]:
+        _bounded(match[3], match[4] or match[3], _MOST_LAYERS)
+    return text
+
+
+def _range(text: str) -> str:
+    first, _, last = text.partition("-")
+    parse_range(text[:40])
+    _bounded(first, last or first, _MOST_RANKS)
+    return text
+
+
+def _bounded(first: str, last: str, most: int) -> None:
+    if len(first) > 9 or len(last) > 9 or int(last) >= most:
+        raise ValueError(f"reaches beyond {most}")
+    if int(last) < int(first):
+        raise ValueError("ends before it starts")
+
+
+Block = Annotated[str, AfterValidator(_block)]
+Range = Annotated[str, AfterValidator(_range)]
 
 
 class HsdpSharding(Document):
@@ -39,13 +68,19 @@ class Degrees(Document):
     etp: PositiveInt = 1
     edp: PositiveInt = 1
 
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if max(self.tp * self.cp * self.dp, self.etp * self.ep * self.edp) > _MOST_RANKS:
+            raise ValueError(f"a stage has at most {_MOST_RANKS} ranks")
+        return self
+
 
 class Chunk(Document):
     """A model chunk of a stage. ``order`` is its place along the pipeline; blocks are ``vision``, ``embed``,
     ``decoder:FIRST-LAST`` (inclusive), ``mtp:FIRST-LAST`` and ``head``."""
 
     order: NonNegativeInt
-    blocks: tuple[str, ...] = ()
+    blocks: tuple[Block, ...] = Field(default=(), max_length=1000)
 
 
 class Group(Document):
@@ -53,7 +88,7 @@ class Group(Document):
 
     pool: str
     gpu: str
-    ranks: tuple[str, ...] = Field(min_length=1)
+    ranks: tuple[Range, ...] = Field(min_length=1)
     micro_batches: PositiveInt
 
 
@@ -67,13 +102,21 @@ class Stage(Document):
     sharding: Sharding
     groups: tuple[Group, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _all_ranks(self) -> Self:
+        ranks = sum(len(parse_range(text)) for group in self.groups for text in group.ranks)
+        product = self.degrees.tp * self.degrees.cp * self.degrees.dp
+        if ranks != product:
+            raise ValueError(f"groups hold {ranks} ranks, but tp*cp*dp is {product}")
+        return self
+
 
 class Devices(Document):
-    """A run of ranks on nodes of one pool. ``nodes`` are node indices in the pool, inclusive ranges; ``host`` where known."""
+    """A run of ranks on nodes of one pool. ``nodes`` are node indices in the pool, inclusive; ``host`` where known."""
 
-    ranks: str
+    ranks: Range
     pool: str
-    nodes: str
+    nodes: Range
     host: str | None = None
 
 
@@ -135,7 +178,7 @@ def format_range(first: int, last: int) -> str:
 
 
 def expand_blocks(blocks: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Blocks of a chunk as (kind, index) pairs in order: ``("decoder", 3)``, ``("embed", 0)``; ValueError if malformed."""
+    """Blocks of a chunk as (kind, index) pairs in order: ``("decoder", 3)``; ValueError if malformed."""
     out: list[tuple[str, int]] = []
     for text in blocks:
         match = _BLOCK.match(text)

@@ -67,17 +67,18 @@ def plan(
     params = context.params
     request, _ = plan_request(options.inputs_of(params) | options.search_of(params), PlanBody, files=True)
     document = answer(request, _progress())
+    if export is not None and document.plan is not None:
+        from ..exports import export_files
+        from ..files import write_folder
+
+        # before anything is printed: a fault here must leave one document, the errors, on standard output
+        paths = write_folder(export, export_files(document, None, launcher), force=force, pointer="/export")
+        message(f"wrote {len(paths)} files to {export}")
     deliver(document.to_json(), as_json=json, output=output)
     if not json:
         from ..render import print_document
 
         print_document(document)
-    if export is not None and document.plan is not None:
-        from ..exports import export_files
-        from ..files import write_folder
-
-        paths = write_folder(export, export_files(document, None, launcher), force=force, pointer="/export")
-        message(f"wrote {len(paths)} files to {export}")
     return exit_code_of(document)
 
 
