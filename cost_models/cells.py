@@ -75,6 +75,9 @@ class CostModel:
             kept[:, b], transient[:, b] = activation_bytes(kind, at, self.recompute_modes)
             transient[:, b] += memory.WORKSPACE_BYTES + gathered_bytes(kind, at, self.shardings)
             for g, pool in enumerate(self.pools):
+                if not self.devices[g].supported:
+                    forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
+                    continue
                 timer = LayerTimer(at, self.devices[g], pool.levels, self.tp_overlap)
                 one, two = block_seconds(kind, timer, self.recompute_modes)
                 add_sharded_comm(kind, timer, self.shardings, one, two)

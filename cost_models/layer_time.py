@@ -197,9 +197,8 @@ class LayerTimer:
         block = kv_bytes_per_token * at.tokens
         step = self._ring_step_s(block)
         hops = at.cp - 1
-        with np.errstate(invalid="ignore"):
-            exposed = np.maximum(hops * (step - forward / at.cp), 0.0)
-            exposed_back = np.maximum(hops * (2 * step - backward / at.cp), 0.0)
+        exposed = np.maximum(hops * (step - forward / at.cp), 0.0)
+        exposed_back = np.maximum(hops * (2 * step - backward / at.cp), 0.0)
         out.add("cp_comm", "core_attn", exposed, exposed_back, 4 * hops)
 
     def _ring_step_s(self, block: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.specs.batch import FloatArray
+from meshwright.specs.batch import FloatArray, IntArray
 
 from . import schedules
 from .protocol import Tail
@@ -55,11 +55,12 @@ def step_time(
 
 
 def step_bound_s(
-    schedule: str, forward_s: FloatArray, backward_s: FloatArray, send_s: npt.ArrayLike, m: int, tail: Tail
+    schedule: str, forward_s: FloatArray, backward_s: FloatArray, send_s: npt.ArrayLike, m: int | IntArray, tail: Tail
 ) -> FloatArray:
     """Lower bound [...] of :func:`step_time` for many candidates at once.
 
-    Stage sums [..., P, V], sends [..., P - 1] or [..., P], tail [..., P]. Stage 0 ends with the makespan, so its
+    Stage sums [..., P, V], sends [..., P - 1] or [..., P], tail [..., P], ``m`` a number or broadcast against
+    [..., P]. Stage 0 ends with the makespan, so its
     reduction follows the schedule's bound; any stage i ends no sooner than the forwards before it and its own work.
     """
     makespan = schedules.get(schedule).bound_s(forward_s, backward_s, np.asarray(send_s, dtype=float), m)

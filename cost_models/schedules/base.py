@@ -64,8 +64,13 @@ class Schedule(Protocol):
         """[P, V] micro-batches of every chunk whose activations are alive when a stage first holds the most."""
         ...
 
-    def bound_s(self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int) -> FloatArray:
-        """Provable lower bound [...] of the makespan; equal to it for equal stages without sends."""
+    def bound_s(
+        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+    ) -> FloatArray:
+        """Provable lower bound [...] of the makespan; equal to it for equal stages without sends.
+
+        ``m`` may be an array that broadcasts against [..., P].
+        """
         ...
 
     def simulate(

@@ -38,7 +38,9 @@ class Interleaved:
         counts = [np.bincount(chunks[: _warm_up(pp, vpp, m, stage) + 1], minlength=vpp) for stage in range(pp)]
         return np.stack(counts).astype(np.int64)
 
-    def bound_s(self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int) -> FloatArray:
+    def bound_s(
+        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+    ) -> FloatArray:
         """Largest chain: the first chunk of the first micro-batch down to stage i, all work of i, the last one up."""
         pp = forward_s.shape[-2]
         send = boundary_sends(send_s, pp)

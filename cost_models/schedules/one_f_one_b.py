@@ -31,7 +31,9 @@ class OneFOneB:
     def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
         return np.minimum(m, pp - np.arange(pp, dtype=np.int64))[:, None]
 
-    def bound_s(self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int) -> FloatArray:
+    def bound_s(
+        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+    ) -> FloatArray:
         """Largest of two chains through every stage i, both of operations that must follow each other.
 
         One runs the first forward down to i, all work of i, and the last backward up from i. The other runs the first
