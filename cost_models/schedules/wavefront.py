@@ -40,9 +40,9 @@ def _graph(pp: int, m: int) -> _Graph:
     level = np.stack([forward, pp + 2 * micro_batch + warm_up]).reshape(-1)
     order = np.argsort(level, kind="stable")
     count = len(order)
-    place = np.empty(count, dtype=np.int64)
-    place[order] = np.arange(count)
-    place = place.reshape(2, pp, m)  # where (backward, stage, micro-batch) stands in the sorted list
+    rank = np.empty(count, dtype=np.int64)
+    rank[order] = np.arange(count)
+    place = rank.reshape(2, pp, m)  # where (backward, stage, micro-batch) stands in the sorted list
     before, needs = np.full((2, pp, m), count), np.full((2, pp, m), count)
     needs[0, 1:] = place[0, :-1]
     needs[1, :-1] = place[1, 1:]
