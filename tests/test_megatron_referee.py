@@ -1,0 +1,127 @@
+"""Megatron's own code as referee: known cases, random argument lines, and exports of plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from meshwright.megatron_export import check_arguments, environment_of, export_megatron, read_arguments
+from meshwright.megatron_export.shell import argument_array
+from meshwright.specs.cluster_io import load_cluster
+from meshwright.specs.model_io import list_presets, load_model
+from meshwright.specs.plan import expand_blocks, parse_range
+
+from .megatron_plans import document
+from .megatron_requests import request
+from .test_megatron_plan import ROUNDTRIPS
+
+PYTHON = os.environ.get("MESHWRIGHT_MEGATRON_PYTHON")
+pytestmark = [
+    pytest.mark.megatron,
+    pytest.mark.skipif(not PYTHON, reason="MESHWRIGHT_MEGATRON_PYTHON names no python with megatron-core"),
+]
+RANDOM_LINES = 150
+
+
+def ask(requests):
+    """The referee's verdicts, in order."""
+    done = subprocess.run(
+        [str(PYTHON), str(Path(__file__).parent.parent / ".ci/megatron/referee.py")],
+        input="\n".join(map(json.dumps, requests)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def request_of(doc, name):
+    """What an export would start, as a request."""
+    files = export_megatron(doc)
+    args = subprocess.run(
+        ["bash", "-c", 'source /dev/stdin && printf "%s\\0" "${MEGATRON_ARGS[@]}"'],
+        input=files["train_args.sh"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")[:-1]
+    cluster = doc.inputs.cluster
+    sm = min(cluster.gpu_of(pool).compute_capability for pool in cluster.pools)
+    env = {key: value or "" for key, value in environment_of(doc.plan, cluster).items()}
+    env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    return {"name": name, "args": args, "world_size": doc.plan.num_ranks, "env": env, "sm": sm}
+
+
+def layers(plan):
+    return [
+        [sum(kind == "decoder" for kind, _ in expand_blocks(chunk.blocks)) for chunk in stage.chunks]
+        for stage in plan.stages
+    ]
+
+
+def test_known_cases():
+    path = Path(__file__).parent / "data" / "megatron_cases.jsonl"
+    cases = [json.loads(line) for line in path.read_text().splitlines()]
+    for case, verdict in zip(cases, ask(cases), strict=True):
+        assert verdict["ok"] == (case["expect"] == "ok"), (case["name"], verdict)
+
+
+def test_rules_agree_on_random_lines():
+    requests = [request(number, seed=11) for number in range(RANDOM_LINES)]
+    accepted = 0
+    for line, verdict in zip(requests, ask(requests), strict=True):
+        ours = check_arguments(line["args"], line["world_size"], line["env"] or None, sm=line["sm"])
+        assert verdict["ok"] == (not ours), (line["args"], verdict, ours)
+        accepted += verdict["ok"]
+    assert RANDOM_LINES / 4 < accepted < 3 * RANDOM_LINES / 4
+
+
+def test_exports_are_accepted_with_the_plans_layers_and_ranks():
+    docs = [document(load_model(name), load_cluster(cluster), **choices) for name, cluster, choices in ROUNDTRIPS]
+    requests = [request_of(doc, name) for doc, (name, *_) in zip(docs, ROUNDTRIPS, strict=True)]
+    for doc, verdict in zip(docs, ask(requests), strict=True):
+        assert verdict["ok"], verdict
+        derived = verdict["derived"]
+        assert derived["layers"] == layers(doc.plan)
+        assert derived["num_microbatches"] == doc.plan.num_microbatches
+        assert derived["stage_ranks"] == [
+            [rank for group in stage.groups for text in group.ranks for rank in parse_range(text)]
+            for stage in doc.plan.stages
+        ]
+
+
+def test_every_expressible_preset_is_accepted():
+    docs = {}
+    for name in list_presets():
+        model = load_model(name)
+        doc = document(model, load_cluster("64xH100"), pp=4, ep=2 if model.is_moe else 1, seq_length=1024)
+        try:
+            export_megatron(doc)
+        except ValueError:
+            continue
+        docs[name] = doc
+    assert len(docs) > 50
+    for verdict in ask([request_of(doc, name) for name, doc in docs.items()]):
+        assert verdict["ok"], verdict
+
+
+def test_flag_inventory_is_that_of_the_parser():
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [str(PYTHON), str(root / ".ci/megatron/dump_flags.py")], capture_output=True, text=True, check=True
+    )
+    stored = (root / "megatron_export/data/flags-0.19.json").read_text()
+    assert json.loads(done.stdout) == json.loads(stored)
+
+
+def test_bash_reads_the_array_as_we_do():
+    flags = [("--pipeline-model-parallel-layout", "Et*3|(tt|)*2L"), ("--moe-layer-freq", "([0]*3+[1]*2)"), ("--bf16",)]
+    text = argument_array({"quotes ' and $(x)": flags})
+    done = subprocess.run(
+        ["bash", "-c", f'{text}\nprintf "%s\\n" "${{MEGATRON_ARGS[@]}}"'], capture_output=True, text=True, check=True
+    )
+    assert read_arguments(done.stdout.splitlines()).given == read_arguments(text).given
