@@ -22,11 +22,18 @@ FULLY_SHARDED = ("zero3", "fsdp")
 
 
 def stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
-    """Parameters on a rank that belong to the dense and to the expert data-parallel group, adapters included."""
+    """Parameters on a rank that belong to the dense and to the expert data-parallel group, adapters included.
+
+    The last stage has its own copy of a tied embedding, and of the one that MTP looks up in; not so where the whole
+    model is one stage.
+    """
     dense = at.numel(w for w in kind.weights if not w.expert)
     expert = at.numel(w for w in kind.weights if w.expert)
+    embedding = at.numel(w for w in at.model.embedding_weights() if w.name == "embedding")
     if kind.role == "mtp":
-        dense = dense + at.numel(at.model.embedding_weights())  # MTP looks up in its own copy of the embedding
+        dense = dense + np.where(at.one_stage, 0.0, embedding)
+    if kind.role == "head" and at.model.tied_embeddings:
+        dense = dense - np.where(at.one_stage, embedding, 0.0)
     if kind.adapted:
         more = adapter_params(kind, at)
         dense, expert = dense + more[0], expert + more[1]

@@ -63,7 +63,7 @@ class CostModel:
 
     def cells(self, keys: CellKeys) -> CellCosts:
         """Costs of all block kinds on all pools at ``keys``. A pool without the precision costs infinite seconds."""
-        at = Local(self.model, self.workload, self.target, keys)
+        at = Local(self.model, self.workload, self.target, keys, self.cluster.num_gpus)
         count, pools, kinds = len(keys), len(self.pools), len(self.kinds)
         forward, backward = (np.zeros((count, pools, kinds, len(TERMS))) for _ in range(2))
         static = np.zeros((count, kinds, len(STATIC)))

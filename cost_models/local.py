@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.specs.batch import CellKeys, FloatArray
 from meshwright.specs.model import ModelSpec
@@ -42,8 +43,11 @@ class Linear:
 class Local:
     """Degrees and token counts of the cell keys for one model, workload and target."""
 
-    def __init__(self, model: ModelSpec, workload: Workload, target: Target, keys: CellKeys):
+    def __init__(
+        self, model: ModelSpec, workload: Workload, target: Target, keys: CellKeys, offered_gpus: int | None = None
+    ):
         self.model, self.workload, self.target, self.keys = model, workload, target, keys
+        self.offered_gpus = offered_gpus
         self.tp, self.cp, self.ep, self.etp = (
             np.asarray(x, dtype=float) for x in (keys.tp, keys.cp, keys.ep, keys.etp)
         )
@@ -62,6 +66,13 @@ class Local:
         """Tokens outside the tensor-parallel regions: split over TP under sequence parallelism."""
         out: FloatArray = self.tokens / self.tp if self.sequence_parallel else self.tokens.copy()
         return out
+
+    @cached_property
+    def one_stage(self) -> npt.NDArray[np.bool_]:
+        """Where the cluster has no room for a second stage, so that one rank holds embedding and head."""
+        if self.offered_gpus is None:
+            return np.zeros(len(self.tp), dtype=bool)
+        return np.asarray(2 * self.keys.stage_ranks > self.offered_gpus)
 
     @cached_property
     def load(self) -> float:

@@ -78,6 +78,15 @@ def test_vocabulary_is_padded_for_tensor_parallelism() -> None:
     assert cells.dense_params[0, kind_index(costs, "embed")] == 51200 * 1024 / 8  # Megatron's own padding of GPT-2
 
 
+def test_tied_embedding_is_held_twice_only_by_two_stages() -> None:
+    model = dense(2, 1024, 8, 8, 4096, 32000).model_copy(update={"tied_embeddings": True})
+    costs = CostModel(model, cluster(1), workload(), target())
+    cells = costs.cells(keys((1, 1, 1, 1, 8, 1, 0, 0), (1, 1, 1, 1, 4, 1, 0, 0)))
+    whole, half = cells.dense_params[:, costs.blocks.kind_of].sum(axis=1)
+    assert whole == model.total_params
+    assert half == model.total_params + 32000 * 1024
+
+
 def test_kv_heads_are_replicated_beyond_their_number() -> None:
     """8 ranks, 2 KV heads: every rank holds one whole head."""
     model = dense(1, 1024, 16, 2, 4096, 32000)
