@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 
 from meshwright.specs.batch import IntArray
@@ -106,17 +108,19 @@ def even_cuts(best: Finalist) -> IntArray | None:
 
 def _layout(best: Finalist, plan: Plan) -> Explanation | None:
     layers = decoder_layers(plan)
-    if len(layers) == 1 or len(set(layers)) == 1:
+    if len(set(layers)) == 1:
         return None
     index, leading = np.array([best.candidate]), np.array([best.leading])
     sums = best.batch.sums(index, best.cuts[None], leading)
     busy = (sums.forward_s + sums.backward_s)[0].sum(axis=1)
-    pools = [stage.groups[0].gpu for stage in plan.stages]
-    listing = ", ".join(
-        f"{gpu}: {count} layers, {seconds(float(time))}" for gpu, count, time in zip(pools, layers, busy, strict=True)
+    gpus = [stage.groups[0].gpu for stage in plan.stages]
+    why = (
+        "faster GPUs get more layers, so that stages take near-equal time for a micro-batch"
+        if len(set(gpus)) > 1
+        else "layers differ in cost or do not divide evenly, and the ends hold embedding and loss"
     )
-    message = f"layers are split unevenly so that stages take equal time for one micro-batch ({listing})"
-    data: dict[str, object] = {"layers": layers, "gpus": pools, "micro_batch_s": busy.tolist()}
+    message = f"layers are split unevenly: {why} ({_runs(gpus, layers, busy.tolist())})"
+    data: dict[str, object] = {"layers": layers, "gpus": gpus, "micro_batch_s": busy.tolist()}
     even = even_cuts(best)
     if even is not None:
         other = best.batch.sums(index, even[None], leading)
@@ -124,11 +128,23 @@ def _layout(best: Finalist, plan: Plan) -> Explanation | None:
         data["even_step_time_s"] = even_s
         if not other.fits[0]:
             stage = int(np.argmax(other.memory_bytes[0] / other.capacity_bytes[0]))
-            message += f"; an even split does not fit: stage {stage} ({pools[stage]}) would overflow"
+            message += f"; an even split does not fit: stage {stage} ({gpus[stage]}) would overflow"
             data["even_overflows_stage"] = stage
         elif even_s > best.step_time_s:
             message += f"; an even split would take {seconds(even_s)}, {even_s / best.step_time_s - 1:.1%} longer"
     return Explanation(kind="layout", message=message, data=data)
+
+
+def _runs(gpus: list[str], layers: list[int], busy_s: list[float]) -> str:
+    """Neighbouring stages with the same GPU and layers in one phrase."""
+    phrases = []
+    for (gpu, count), members in groupby(range(len(gpus)), key=lambda i: (gpus[i], layers[i])):
+        stages = list(members)
+        span = f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}-{stages[-1]}"
+        low, high = min(busy_s[i] for i in stages), max(busy_s[i] for i in stages)
+        time = seconds(low) if seconds(low) == seconds(high) else f"{seconds(low)} to {seconds(high)}"
+        phrases.append(f"{span} on {gpu}: {count} layers, {time}")
+    return ", ".join(phrases)
 
 
 def left_out(result: SearchResult, plan: Plan | None, cluster: ClusterSpec) -> list[Explanation]:

@@ -27,8 +27,8 @@ from .space import block_mode, candidates
 from .splits import fewest_recomputed, fewest_recomputed_virtual, split_plain, split_virtual, stage_tables
 
 Progress = Callable[[str, int, int], None]
-#: Candidates split together: enough to amortise numpy calls, few enough to profit from a falling best time.
-SPLIT_BATCH, LARGEST_SPLIT_BATCH = 32, 512
+#: Candidates split together: few at first, since a first plan spares work, then enough to amortise numpy calls.
+SPLIT_BATCH, LARGEST_SPLIT_BATCH = 32, 256
 #: Splits of a candidate simulated at once.
 SIMULATED_TOGETHER = 16
 #: Other splits simulated at most to settle the candidates that could still win.
@@ -147,14 +147,13 @@ class Search:
             if result.split >= limit or self._late():
                 result.complete = False
                 break
-            chunk = order[position : position + size]
+            chunk = order[position : position + min(size, limit - result.split)]
             position += len(chunk)
             chunk = chunk[bounds[chunk] < best]
             result.split += len(chunk)
             self.progress("split", min(position, len(order)), len(order))
-            size = min(2 * size, LARGEST_SPLIT_BATCH)  # grows where nothing fits; a find starts it anew
+            size = LARGEST_SPLIT_BATCH if np.isfinite(best) else min(2 * size, LARGEST_SPLIT_BATCH)
             for finalist in self._split(owners[chunk], members[chunk], best):
-                size = SPLIT_BATCH
                 best = min(best, finalist.step_time_s)
                 result.finalists.append(finalist)
                 if first_fit:

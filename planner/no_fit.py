@@ -183,7 +183,7 @@ def scaled(cluster: ClusterSpec, size: int) -> ClusterSpec:
 def _node_size(pool: Pool) -> int:
     """GPUs of a full node: the reference node where the pool is a part of one, else the pool's own."""
     try:
-        return max(pool.gpus_per_node, int(catalog_gpu(pool.gpu).gpus_per_node))
+        return max(pool.gpus_per_node, catalog_gpu(pool.gpu).node.gpus_per_node)
     except SpecError:
         return pool.gpus_per_node
 

@@ -153,8 +153,9 @@ class PricedBatch:
         """
         layers = np.unique(self.kind[self.counted > 0])
         pools = np.unique(self.pools)
-        quick = total[:, pools][:, :, layers].min(axis=(1, 2))
-        again = (total[self.full_row] - total[self.row])[:, pools][:, :, layers].min(axis=(1, 2)).clip(min=0.0)
+        total = total[:, pools][:, :, layers]
+        quick = total.min(axis=(1, 2))
+        again = (total[self.full_row] - total[self.row]).min(axis=(1, 2)).clip(min=0.0)
         most = np.ceil(self.counted.sum() / self.arrangement.pp)
         out: FloatArray = most * quick[self.row] + np.minimum(self.least_recomputed(), most) * again
         return out

@@ -48,8 +48,8 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
     figures = estimate(
         request.model, request.cluster, request.workload, request.target, chosen, request.memory_headroom
     )
-    bound_s = result.bound_s
-    gap = 1.0 - bound_s / best.step_time_s
+    bound_s = min(result.bound_s, figures.step_time_s)  # the same sum in another order may differ by rounding
+    gap = 1.0 - bound_s / figures.step_time_s
     alternatives = other_plans(request, search, result, best)
     document = PlanDocument(
         status="optimal" if result.complete and gap <= OPTIMAL_GAP else "feasible",
