@@ -29,9 +29,10 @@ class DenseFFN(Document):
 class MoEFFN(Document):
     """Router, ``num_experts`` experts of which ``top_k`` see a token, and an optional shared expert.
 
-    ``shared_intermediate_size`` is the total width of all shared experts (0 = none). With ``latent_size`` routed
-    experts work at that width, between a down and an up projection (latent MoE). ``expert_score_bias`` says that the
-    router balances load with a bias that is no trained parameter (a buffer, not counted).
+    ``bias`` is for routed experts, ``shared_bias`` for shared ones. ``shared_intermediate_size`` is the total width of
+    all shared experts (0 = none). With ``latent_size`` routed experts work at that width, between a down and an up
+    projection (latent MoE). ``expert_score_bias`` says that the router balances load with a bias that is no trained
+    parameter (a buffer, not counted).
     """
 
     kind: Literal["moe"] = "moe"
@@ -43,6 +44,7 @@ class MoEFFN(Document):
     router_bias: bool = False
     expert_score_bias: bool = False
     shared_intermediate_size: NonNegativeInt = 0
+    shared_bias: bool = False
     shared_gate: bool = False
     latent_size: PositiveInt | None = None
     num_expert_groups: PositiveInt | None = None
@@ -64,7 +66,7 @@ class MoEFFN(Document):
         if self.shared_intermediate_size:
             rows += [
                 Weight(f"shared_{w.name}", w.inputs, w.outputs, w.split, matmul=w.matmul, fuse=w.fuse and "shared_fc1")
-                for w in _mlp(hidden_size, self.shared_intermediate_size, self.gated, False)
+                for w in _mlp(hidden_size, self.shared_intermediate_size, self.gated, self.shared_bias)
             ]
             if self.shared_gate:
                 rows.append(Weight("shared_gate", hidden_size, 1))

@@ -59,8 +59,10 @@ def sparse_attention(fields: Fields, attention: MLAAttention, num_layers: int) -
 @family("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite")
 def deepseek(fields: Fields) -> Decoder:
     """DeepSeek and relatives: MLA (sparse in V3.2 and GLM-5), dense first layers, then routed and shared experts."""
-    if fields.data.get("use_mla") is False:
+    if "use_mla" in fields.data and not fields.flag("use_mla"):
+        fields.settle()
         return multi_head_deepseek(fields)
+    fields.settle()
     sizes = basics(fields)
     attention = latent(fields, sizes)
     mlp_bias = fields.flag("mlp_bias") if fields.model_type == "deepseek_v2" else False
@@ -88,8 +90,9 @@ def assemble(
     width = fields.size("moe_intermediate_size")
     shared = fields.optional("n_shared_experts", minimum=0) or 0
     dense_ffn: DenseFFN | None = None if all(sparse) else dense(fields, bias=mlp_bias)
+    balanced = fields.text("topk_method") == "noaux_tc"
     fields.settle()
-    moe = experts(route, width, score_bias=fields.data.get("topk_method") == "noaux_tc", shared_width=shared * width)
+    moe = experts(route, width, score_bias=balanced, shared_width=shared * width, shared_bias=mlp_bias)
     layers = tuple(
         LayerKind(attention=attention, feed_forward=moe if is_sparse else dense_ffn)
         for attention, is_sparse in zip(per_layer, sparse, strict=True)

@@ -46,6 +46,7 @@ def experts(
     router_bias: bool = False,
     score_bias: bool = False,
     shared_width: int = 0,
+    shared_bias: bool = False,
     shared_gate: bool = False,
     latent: int | None = None,
 ) -> MoEFFN:
@@ -59,6 +60,7 @@ def experts(
         router_bias=router_bias,
         expert_score_bias=score_bias,
         shared_intermediate_size=shared_width,
+        shared_bias=shared_bias and shared_width > 0,
         shared_gate=shared_gate,
         latent_size=latent,
         num_expert_groups=route.num_groups,

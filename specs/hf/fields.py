@@ -104,14 +104,14 @@ class Fields:
 
     def flag(self, name: str, absent: bool | None = None) -> bool:
         """A boolean. ``absent`` is its value where the model's own code gives none a default class."""
-        value = self.data.get(name)
-        if value is None:
+        if name not in self.data:
             value = self.defaults.get(name, absent)
             if value is None:
-                if name in self.data or self.class_name is None:
-                    self.fault(name, "is required: true or false")
+                self.fault(name, "is required: true or false")
                 return False
             self._note_default(name, value, own=name not in self.defaults)
+        else:
+            value = self.data[name]
         if not isinstance(value, bool):
             self.fault(name, f"must be true or false, got {_show(value)}")
             return False
@@ -156,13 +156,17 @@ class Fields:
         return tuple(value if value in allowed else allowed[0] for value in values)
 
     def integers(self, name: str, minimum: int = 0, maximum: int = MAX_SIZE) -> tuple[int, ...] | None:
-        """A list of integers of any length; None where the field is absent or null."""
+        """A list of integers of any length (the wrong ones left out); None where the field is absent or null."""
         values = self.items(name)
         if values is None:
             return None
-        return tuple(
-            self._check_integer(f"{name}/{index}", value, minimum, maximum) for index, value in enumerate(values)
-        )
+        out = []
+        for index, value in enumerate(values):
+            known = len(self.report.faults)
+            number = self._check_integer(f"{name}/{index}", value, minimum, maximum)
+            if len(self.report.faults) == known:
+                out.append(number)
+        return tuple(out)
 
     def items(self, name: str, length: int | None = None) -> list[Any] | None:
         """A list, of ``length`` entries where given; None where the field is absent or null."""
@@ -194,6 +198,14 @@ class Fields:
             stated = None
         return Fields(value, self.report, self.path(name), model_type or stated or "", nested)
 
+    def layer(self, index: int) -> Fields:
+        """What ``per_layer_config`` states for a layer (its keys are layer numbers, with or without leading zeros)."""
+        table = self.child("per_layer_config")
+        for name in table.data:
+            if name.isascii() and name.isdigit() and len(name) < 6 and int(name) == index:
+                return table.child(name)
+        return Fields({}, self.report, f"{table.pointer}/{index}", nested=True)
+
     # -- inside
 
     def _label(self, name: str) -> str:
@@ -219,7 +231,7 @@ class Fields:
             if value is None:
                 others = f" (also read as {', '.join(names[1:])})" if names[1:] else ""
                 self.fault(names[0], f"is required{others}")
-                return max(minimum, 1)
+                return minimum
             self._note_default(name, value)
         return self._check_integer(name, value, minimum, maximum)
 
@@ -232,7 +244,7 @@ class Fields:
             self.fault(name, f"must be at most {maximum}, got {_show(value)}")
         else:
             return value
-        return max(minimum, 1)
+        return minimum
 
     def _note_default(self, name: str, value: object, own: bool = False) -> None:
         source = "default of the model's own code" if own else f"default of {self.class_name} in {TRANSFORMERS}"

@@ -73,12 +73,6 @@ def gemma4(fields: Fields) -> Decoder:
     local = heads(fields, sizes.hidden_size)
     bias = fields.flag("attention_bias")
     key_is_value = fields.flag("attention_k_eq_v")
-    global_dim = fields.stated("global_head_dim", minimum=1) or 512
-    if not fields.has("global_head_dim"):
-        fields.derived("global_head_dim", global_dim, "as Gemma4TextConfig does when it is absent")
-    global_kv = fields.stated("num_global_key_value_heads", minimum=1) if key_is_value else 0
-    wide = Heads(local.num_heads, global_kv or local.num_kv_heads, global_dim)
-    check_groups(fields, wide.num_heads, wide.num_kv_heads, "num_global_key_value_heads")
     types = attention_types(
         fields,
         sizes.num_layers,
@@ -86,6 +80,7 @@ def gemma4(fields: Fields) -> Decoder:
         rule="full_attention in every 6th layer, else sliding_attention",
     )
     types = (*types[:-1], FULL)  # Gemma4TextConfig forces the last layer
+    wide = _global_heads(fields, local, types.index(FULL), key_is_value)
     per_layer = windows(fields, types, fields.optional("sliding_window"))
     for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
         if fields.setting(name, minimum=0):
@@ -116,3 +111,18 @@ def gemma4(fields: Fields) -> Decoder:
             for kind, window in zip(types, per_layer, strict=True)
         ),
     )
+
+
+def _global_heads(fields: Fields, local: Heads, layer: int, key_is_value: bool) -> Heads:
+    """Heads of the full-attention layers: by ``per_layer_config`` of the first one, else by the ``global`` fields."""
+    stated = fields.layer(layer)
+    head_dim = stated.stated("head_dim", minimum=1) or fields.stated("global_head_dim", minimum=1)
+    if not head_dim:
+        head_dim = 512
+        fields.derived("global_head_dim", head_dim, "as Gemma4TextConfig does when it is absent")
+    kv_heads = stated.stated("num_key_value_heads", minimum=1)
+    if not kv_heads and key_is_value:
+        kv_heads = fields.stated("num_global_key_value_heads", minimum=1)
+    wide = Heads(local.num_heads, kv_heads or local.num_kv_heads, head_dim)
+    check_groups(fields, wide.num_heads, wide.num_kv_heads, "num_global_key_value_heads")
+    return wide

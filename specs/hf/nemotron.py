@@ -53,6 +53,8 @@ def _layer_types(fields: Fields) -> tuple[str, ...]:
     pattern = fields.text("hybrid_override_pattern")
     types = fields.items("layers_block_type")
     if types is None and not pattern:
+        if fields.report.faults:  # such as a pattern of another type
+            return ("mamba",)
         fields.fault("layers_block_type", "is required (also read as hybrid_override_pattern)")
         return ("mamba",)
     name, words = ("layers_block_type", types) if types is not None else ("hybrid_override_pattern", list(pattern))
@@ -97,9 +99,8 @@ def _words(fields: Fields, name: str, values: Sequence[object], *, letters: bool
 def _layer(fields: Fields, kind: str, hidden: int) -> LayerKind:
     """One layer of Nemotron-H."""
     if kind == "attention":
-        bias = fields.flag("attention_bias")
-        head = heads(fields, hidden)
-        return LayerKind(attention=softmax(head, qkv_bias=bias, out_bias=bias), norms=1)
+        # NemotronHAttention has no biases, whatever attention_bias says.
+        return LayerKind(attention=softmax(heads(fields, hidden)), norms=1)
     if kind == "mamba":
         mixer = MambaMixer(
             num_heads=fields.size("mamba_num_heads"),
@@ -125,9 +126,11 @@ def _layer(fields: Fields, kind: str, hidden: int) -> LayerKind:
         gated=False,
         score_bias=True,
         shared_width=shared_width,
+        shared_bias=bias,
         latent=fields.optional("moe_latent_size"),
     )
-    return LayerKind(feed_forward=moe, norms=1)
+    latent_biases = hidden + moe.latent_size if bias and moe.latent_size else 0
+    return LayerKind(feed_forward=moe, norms=1, extra_parameters=latent_biases)
 
 
 @family("nemotron-nas")
@@ -138,12 +141,17 @@ def nemotron_nas(fields: Fields) -> Decoder:
     head_dim = split_heads(fields, sizes.hidden_size, num_heads)
     attention_bias, mlp_bias = fields.flag("attention_bias", absent=False), fields.flag("mlp_bias", absent=False)
     blocks = fields.items("block_configs", sizes.num_layers)
-    if blocks is None:
+    if not fields.has("block_configs"):
         fields.fault("block_configs", "is required: one object a layer")
+    fields.settle()
     layers = []
-    for index in range(len(blocks or [])):
-        block = Fields({str(index): (blocks or [])[index]}, fields.report, fields.path("block_configs"))
-        layers.append(_block(block.child(str(index)), num_heads, head_dim, sizes.hidden_size, attention_bias, mlp_bias))
+    for index, value in enumerate(blocks or []):
+        block = Fields({str(index): value}, fields.report, fields.path("block_configs")).child(
+            str(index), required=True
+        )
+        if fields.report.faults:
+            break
+        layers.append(_block(block, num_heads, head_dim, sizes.hidden_size, attention_bias, mlp_bias))
     fields.settle()
     return Decoder(
         hidden_size=sizes.hidden_size,
@@ -160,10 +168,12 @@ def _block(
 ) -> LayerKind:
     part, network = block.child("attention", required=True), block.child("ffn", required=True)
     attention, ffn = None, None
+    if block.report.faults:  # an entry that is no object has nothing to read
+        return LayerKind()
     for each in (part, network):
-        if each.data and each.flag("replace_with_linear", absent=False):
+        if each.flag("replace_with_linear", absent=False):
             each.fault("replace_with_linear", "must be false: linear stand-ins are not supported")
-    if part.data and not part.flag("no_op", absent=False):
+    if not part.flag("no_op", absent=False):
         group = part.size("n_heads_in_group")
         check_groups(part, num_heads, group, "n_heads_in_group")
         kv_heads = max(1, num_heads // group)
@@ -171,7 +181,7 @@ def _block(
         attention = softmax(
             Heads(num_heads, kv_heads, head_dim), window, qkv_bias=attention_bias, out_bias=attention_bias
         )
-    if network.data and not network.flag("no_op", absent=False):
+    if not network.flag("no_op", absent=False):
         ffn = DenseFFN(intermediate_size=_width(network.number("ffn_mult", maximum=1000.0), hidden), bias=mlp_bias)
     return LayerKind(attention=attention, feed_forward=ffn, norms=(attention is not None) + (ffn is not None))
 

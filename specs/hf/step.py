@@ -19,7 +19,7 @@ def step_text(fields: Fields) -> Decoder:
     mtp_layers = fields.stated("num_nextn_predict_layers", "num_mtp_layers", maximum=1000)
     sliding_heads = fields.optional("num_sliding_attention_heads")
     if sliding_heads is None:
-        sliding_heads = fields.child("attention_other_setting").stated("num_attention_heads") or num_heads
+        sliding_heads = fields.child("attention_other_setting").stated("num_attention_heads", minimum=1) or num_heads
     check_groups(fields, num_heads, kv_heads, "num_key_value_heads")
     check_groups(fields, sliding_heads, kv_heads, "num_sliding_attention_heads")
     types = _without_mtp(fields, "layer_types", sizes.num_layers, mtp_layers)

@@ -158,7 +158,10 @@ def kimi(fields: Fields, text_width: int) -> VisionTower:
     query = fields.stated("qkv_hidden_size", minimum=1) or hidden
     attention_bias, bias = fields.flag("attn_bias", absent=True), fields.flag("linear_bias", absent=True)
     patch_bias = fields.flag("patch_embed_proj_bias", absent=True)
-    norm = hidden * (1 if fields.text("norm_type", absent="layernorm") == "rmsnorm" else 2)
+    norm_type = fields.text("norm_type", absent="layernorm")
+    if norm_type not in ("layernorm", "rmsnorm"):
+        fields.fault("norm_type", f"{norm_type[:40]!r} is not known", ("layernorm", "rmsnorm"))
+    norm = hidden * (1 if norm_type == "rmsnorm" else 2)
     attention = 4 * hidden * query + (3 * query + hidden if attention_bias else 0)
     network = linear(hidden, width, bias) + linear(width, hidden, bias)
     merged = hidden

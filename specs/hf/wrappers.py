@@ -56,14 +56,9 @@ def multimodal(fields: Fields) -> Decoder:
         fields.report.assume("no vision tower: the configuration has no vision_config")
         return decoder
     part = fields.child("vision_config")
-    own_type = part.data.get("model_type")
-    part = Fields(
-        part.data,
-        fields.report,
-        part.pointer,
-        own_type if own_type in _VISION_TYPES else wrapper.vision_type,
-        nested=True,
-    )
+    fields.settle()
+    vision_type = part.model_type if part.model_type in _VISION_TYPES else wrapper.vision_type
+    part = Fields(part.data, fields.report, part.pointer, vision_type, nested=True)
     if fields.model_type == "step3p7" and not part.data:
         fields.report.assume(f"vision_config: default of Step3p7VisionConfig in {TRANSFORMERS}")
     tokens = fields.optional(wrapper.tokens_field) if wrapper.tokens_field else None

@@ -1,12 +1,13 @@
-"""Regenerate specs/hf/defaults.json: scalar class defaults of the configuration classes that specs.hf reads.
+"""Write defaults.json for specs/hf: scalar class defaults of the configuration classes that specs.hf reads.
 
-Run with transformers==5.24.0 installed: ``python tests/oracle/make_hf_defaults.py``.
+Run with transformers==5.24.0 installed: ``python tests/oracle/make_hf_defaults.py specs/hf``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import transformers
@@ -126,7 +127,7 @@ def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, object]:
     return dict(sorted(out.items()))
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     """Write the data file."""
     entries: dict[str, object] = {}
     for model_type in MODEL_TYPES:
@@ -141,9 +142,8 @@ def main() -> None:
         "made by tests/oracle/make_hf_defaults.py",
         "model_types": dict(sorted(entries.items())),
     }
-    path = Path(__file__).parents[2] / "specs" / "hf" / "defaults.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / "defaults.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
