@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.cost_models.estimate import model_flops
+from meshwright.cost_models.flops import model_flops
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.workload import Workload
 

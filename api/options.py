@@ -156,11 +156,11 @@ def degrees_of(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(items: list[str], flag: str, convert: Any = integer) -> dict[str, Any]:
-    """``NAME=VALUE`` items as a dictionary; a usage error for an item without ``=``."""
+    """``NAME=VALUE`` items as a dictionary; a usage error for an item that is none. A value may be empty."""
     out: dict[str, Any] = {}
     for item in items:
         name, equals, value = item.partition("=")
-        if not equals or not name or not value:
+        if not equals or not name.strip():
             raise typer.BadParameter(f"{flag} takes NAME=VALUE, got {item[:60]!r}")
         out[name.strip()] = convert(value.strip())
     return out

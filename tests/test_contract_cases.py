@@ -47,6 +47,16 @@ def layers_in_order(document: dict[str, Any]) -> list[str]:
     return out
 
 
+def environment(script: Path) -> list[str]:
+    """``--env`` options for what a script of an export does to the environment."""
+    options = []
+    for line in script.read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        if word in ("export", "unset"):
+            options += ["--env", rest.replace('"', "") if word == "export" else f"{rest}="]
+    return options
+
+
 @pytest.mark.parametrize(("model", "cluster", "batch", "length", "more"), FITS, ids=[f"{c[0]} {c[1]}" for c in FITS])
 def test_a_promised_case(
     tmp_path: Path,
@@ -85,7 +95,7 @@ def test_a_promised_case(
     assert figures["tokens_per_s_per_gpu"] == pytest.approx(tokens, rel=1e-9)
     assert 0.05 < figures["mfu"] < 0.75
     assert 0 <= document["bound"]["gap"] < 1
-    assert document["bound"]["step_time_s"] <= figures["step_time_s"]
+    assert document["bound"]["step_time_s"] <= figures["step_time_s"] * (1 + 1e-9)
     assert all(other["step_time_s"] >= figures["step_time_s"] for other in document["alternatives"])
 
     assert run(["estimate", str(file), "--json"]) == 0
@@ -96,9 +106,8 @@ def test_a_promised_case(
     assert run(["export", str(file), "-o", str(folder)]) == 0
     assert run(["export", str(file), "-o", str(folder)]) == 2
     capsys.readouterr()
-    scripts = [path for path in folder.iterdir() if path.name.startswith("train_args")]
-    assert len(scripts) == 1
-    code = run(["check", "--world-size", str(ranks), "--json", str(scripts[0])])
+    env = environment(folder / "env.sh")
+    code = run(["check", "--world-size", str(ranks), *env, "--json", str(folder / "train_args.sh")])
     verdict = json.loads(capsys.readouterr().out)
     assert (code, verdict["violations"]) == (0, [])
     assert verdict["legal"]
@@ -151,12 +160,13 @@ def test_a_model_that_does_not_fit_says_what_binds_and_what_would_do(capsys: pyt
     # of 85 GB, and two or more nodes leave room for activations
     assert 15 <= smallest <= 32
 
-    bigger = [str(smallest).join(["", "xH100"]) if item == "2xH100" else item for item in argv]
+    argv.remove("--json")
+    bigger = [f"{smallest}xH100" if item == "2xH100" else item for item in argv]
     assert run(bigger) == 0
     text = capsys.readouterr().out
     assert f"{smallest} of {smallest} GPUs used" in text
-    assert run([*argv[:-1]]) == 3
-    assert document["reason"] in " ".join(capsys.readouterr().out.split())
+    assert run(argv) == 3
+    assert document["reason"] in capsys.readouterr().out.splitlines()
 
 
 def test_mixtral_on_sixteen_small_gpus_names_the_optimizer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "list.json").write_text("[1, 2]")
     (tmp_path / "nan.json").write_text('{"model_type": "llama", "hidden_size": NaN}')
     (tmp_path / "lacking.json").write_text(
-        '{"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99, "num_attention_heads": 4, "intermediate_size": 8}'
+        '{"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99, "num_attention_heads": 4,'
+        ' "intermediate_size": 8}'
     )
     (tmp_path / "large.json").write_text('{"model_type": "' + "x" * 10_000_000 + '"}')
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x01" * 100)
