@@ -21,9 +21,9 @@ from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray
 from . import rules
 from .arrangements import arrangements, refused_pools
 from .partition import splits_by_bound
-from .pricing import PricedBatch, with_recompute
+from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
-from .space import block_mode, candidates
+from .space import candidates
 from .splits import fewest_recomputed, fewest_recomputed_virtual, split_plain, split_virtual, stage_tables
 
 Progress = Callable[[str, int, int], None]
@@ -127,7 +127,7 @@ class Search:
         if not len(batch):
             return batch
         modes = [mode.granularity for mode in self.request.target.recompute]
-        named = with_recompute(batch, batch.recompute == block_mode(self.request.target), modes, "full")
+        named = with_recompute(batch, in_block_mode(batch, self.request.target), modes, "full")
         gpus = [self.request.cluster.gpu_of(self.request.cluster.pools[i]) for i in self._eligible()]
         mask, rejected = rules.bulk_legal(named, self.request.model, self.request.workload, self.request.target, gpus)
         self.result.rejected.update(rejected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -24,6 +25,21 @@ def in_flight(pp: int, vpp: int, micro_batches: int) -> IntArray:
     """[P, V] micro-batches whose activations are alive at a stage's peak, by chunk."""
     # The warm-up holds at most 2P + VP chunk forwards, which is less than 4 groups of P micro-batches.
     return _in_flight(pp, vpp, min(micro_batches, 4 * pp))
+
+
+def live_mixes(pp: int, vpp: int, micro_batches: int) -> IntArray:
+    """[P, K, V] all mixes of live activations over chunks at which a stage holds the most; the last one is repeated."""
+    return _live_mixes(pp, vpp, min(micro_batches, 4 * pp))
+
+
+@lru_cache(maxsize=1024)
+def _live_mixes(pp: int, vpp: int, micro_batches: int) -> IntArray:
+    if vpp == 1:
+        return in_flight(pp, vpp, micro_batches)[:, None, :]
+    orders = schedules.get(schedule_name(vpp)).orders(pp, vpp, micro_batches)
+    mixes = schedules.in_flight_states(orders, vpp)
+    most = max(len(rows) for rows in mixes)
+    return np.stack([np.pad(rows, ((0, most - len(rows)), (0, 0)), mode="edge") for rows in mixes])
 
 
 @lru_cache(maxsize=4096)
@@ -55,11 +71,16 @@ class StageSums:
     @property
     def fits(self) -> BoolArray:
         """[n] whether every stage fits."""
-        out: BoolArray = (self.memory_bytes <= self.capacity_bytes).all(axis=-1)
-        return out
+        return np.asarray((self.memory_bytes <= self.capacity_bytes).all(axis=-1), dtype=np.bool_)
 
 
-def with_recompute(batch: CandidateBatch, which: BoolArray, modes: list[str], granularity: str) -> CandidateBatch:
+def in_block_mode(batch: CandidateBatch, target: Target) -> BoolArray:
+    """[N] whether a candidate is in block mode."""
+    index = block_mode(target)
+    return np.zeros(len(batch), dtype=np.bool_) if index is None else batch.recompute == index
+
+
+def with_recompute(batch: CandidateBatch, which: BoolArray, modes: Sequence[str], granularity: str) -> CandidateBatch:
     """The batch with the recompute mode of the rows ``which`` replaced by the first one of a granularity."""
     if not which.any():
         return batch
@@ -76,7 +97,7 @@ class PricedBatch:
         self, costs: StageCosts, batch: CandidateBatch, arrangement: Arrangement, target: Target, headroom: float
     ):
         self.costs, self.batch, self.arrangement = costs, batch, arrangement
-        self.is_block = batch.recompute == block_mode(target)
+        self.is_block = in_block_mode(batch, target)
         modes = [mode.granularity for mode in target.recompute]
         kept, redone = (
             with_recompute(batch, self.is_block, modes, "none"),
@@ -110,16 +131,27 @@ class PricedBatch:
         return self._capacity[self.row[index]]
 
     def held(self, index: IntArray) -> FloatArray:
-        """[n, P, V] micro-batches in flight."""
+        """[n, P] micro-batches in flight of 1F1B candidates."""
         pp = self.arrangement.pp
-        rows = [in_flight(pp, int(self.batch.vpp[i]), int(self.batch.num_microbatches[i])).astype(float) for i in index]
-        return np.stack(rows)
+        return np.stack([in_flight(pp, 1, int(m))[:, 0].astype(float) for m in self.batch.num_microbatches[index]])
+
+    def _live_bytes(self, index: IntArray, activation_bytes: FloatArray) -> FloatArray:
+        """[n, P] activations at a stage's peak, from those of a micro-batch in each chunk [n, P, V]."""
+        vpp, pp = int(self.batch.vpp[index[0]]), self.arrangement.pp
+        out = np.empty(activation_bytes.shape[:2])
+        counts = np.minimum(self.batch.num_microbatches[index], 4 * pp)
+        for count in np.unique(counts):
+            rows = counts == count
+            mixes = live_mixes(pp, vpp, int(count))
+            out[rows] = np.einsum("pkv,npv->npk", mixes, activation_bytes[rows]).max(axis=-1)
+        return out
 
     def held_by_sends_s(self, index: IntArray) -> FloatArray:
         """[n, P] seconds that a 1F1B stage's own blocking sends hold it for a micro-batch: one ahead, one back."""
         ahead = self.send_s(index)
         back = np.concatenate([np.zeros((len(index), 1)), ahead[:, :-1]], axis=1)
-        return ahead + back
+        out: FloatArray = ahead + back
+        return out
 
     def send_s(self, index: IntArray) -> FloatArray:
         """[n, P] seconds of one boundary after each stage; 0 after the last."""
@@ -144,7 +176,8 @@ class PricedBatch:
         decay = np.where(self.batch.vpp > 1, 1.0, 1.0 - 1.0 / count)[:, None]
         share = decay ** np.arange(self.arrangement.pp)[None, :]
         pipeline = count / (share / work).sum(axis=1)
-        return np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
+        out: FloatArray = np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
+        return out
 
     def _fullest_stage_s(self, total: FloatArray) -> FloatArray:
         """[N] seconds that the stage with most decoder layers is busy at least for a micro-batch.
@@ -252,7 +285,8 @@ class PricedBatch:
             """[n, I] -> [n, P, V]."""
             prefix = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=-1)], axis=-1)
             ends = np.take_along_axis(prefix, cuts, axis=1)
-            return (ends[:, 1:] - ends[:, :-1])[:, order]
+            out: FloatArray = (ends[:, 1:] - ends[:, :-1])[:, order]
+            return out
 
         def seconds(table: FloatArray) -> FloatArray:
             """[C, G, B] -> [n, P, V], each stage on its pool."""
@@ -261,8 +295,7 @@ class PricedBatch:
                 out = np.where((self.pools == pool)[None, :, None], chunked(table[row, pool, self.kind]), out)
             return out
 
-        held = self.held(index)
-        activations = (chunked(self.cells.activation_bytes[row, self.kind]) * held).sum(axis=2)
+        activations = self._live_bytes(index, chunked(self.cells.activation_bytes[row, self.kind]))
         transient = self.cells.transient_bytes[row, self.kind]
         peaks = np.zeros((len(index), pp * vpp))
         np.maximum.at(peaks, (np.arange(len(index))[:, None], chunk_of), transient)

@@ -16,7 +16,7 @@ def stage_tables(
     """What the 1F1B split of candidates ``index`` depends on; ``leading`` [n] layers of a stage are recomputed."""
     leading = np.zeros(len(index), dtype=np.int64) if leading is None else leading
     busy = priced.busy_s(index)
-    held = priced.held(index)[:, :, 0]
+    held = priced.held(index)
     static = priced.per_block(priced.cells.static_bytes, index)
     activations = priced.per_block(priced.cells.activation_bytes, index)
     full_activations = priced.per_block(priced.cells.activation_bytes, index, full=True)

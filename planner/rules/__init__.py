@@ -27,12 +27,14 @@ from .experts import EXPERTS
 from .facts import Facts
 from .grid import GRID
 from .layout import Layout, LayoutError
+from .models import MODELS
 from .pipeline import PIPELINE
+from .recompute import RECOMPUTE
 from .rule import Rule, Violation, broken
-from .sharding import MODELS, SHARDING
+from .sharding import SHARDING
 
 #: All rules of the Megatron target, in the order in which they are judged.
-MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *MODELS)
+MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *RECOMPUTE, *MODELS)
 
 
 def violations(facts: Facts) -> list[Violation]:
