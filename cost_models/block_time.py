@@ -11,7 +11,7 @@ from meshwright.specs.workload import BYTES
 from .activations import recomputed_modules
 from .block_memory import FULLY_SHARDED, patches, stored_params
 from .blocks import BlockKind
-from .collectives import Collective, collective_s
+from .collectives import Collective, collective_s, exposed_s
 from .layer_time import CALLS, LayerTimer, Pieces
 from .operators import matmul_s, stream_s
 from .protocol import TERMS
@@ -126,6 +126,6 @@ def add_sharded_comm(
         scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
         gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
         hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)
-        forward[:, term] = np.where(here, np.maximum(gather - hidden, 0.0), forward[:, term])
+        forward[:, term] = np.where(here, exposed_s(gather, hidden), forward[:, term])
         hidden = FSDP_HIDDEN_BACKWARD * backward[:, compute].sum(axis=1)
-        backward[:, term] = np.where(here, np.maximum(gather + scatter - hidden, 0.0), backward[:, term])
+        backward[:, term] = np.where(here, exposed_s(gather + scatter, hidden), backward[:, term])

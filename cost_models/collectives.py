@@ -25,6 +25,17 @@ from meshwright.specs.cluster import NetworkLevel
 Array = npt.ArrayLike
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
+#: Share of the compute that a collective takes while it runs beside it: SMs of its kernels and memory bandwidth
+#: (calculon's processor_usage of NVLink, h100_80g_nvl8.json).
+CONTENTION = 0.15
+
+
+def exposed_s(busy_s: FloatArray, window_s: FloatArray) -> FloatArray:
+    """What communication of ``busy_s`` adds to ``window_s`` of compute that it overlaps: the part that sticks out, and
+    what the compute loses to it while both run."""
+    out: FloatArray = np.maximum(busy_s - window_s, 0.0) + CONTENTION * np.minimum(busy_s, window_s)
+    return out
+
 
 @cache
 def _constants() -> dict[str, Any]:

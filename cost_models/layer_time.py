@@ -14,7 +14,7 @@ from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import LayerKind
 from meshwright.specs.weights import Weight
 
-from .collectives import collective_s, link_constants, members_inside, usable_bandwidth
+from .collectives import collective_s, exposed_s, link_constants, members_inside, usable_bandwidth
 from .local import Linear, Local, activation_element_bytes
 from .operators import Device, attention_s, matmul_s, scan_s, seen_keys, stream_s
 from .protocol import TERMS
@@ -156,11 +156,12 @@ class LayerTimer:
         gather = collective_s("all_gather", self.levels, volume, at.tp, 1)
         scatter = collective_s("reduce_scatter", self.levels, volume, at.tp, 1)
         both = gather + scatter
-        again = np.maximum(gather - compute, 0.0)
+        again = exposed_s(gather, compute)
         if self.tp_overlap:
             # Ring exchange by chunks: the first chunk and what the products cannot cover stay visible.
-            forward = np.maximum(both / at.tp, both - compute)
-            backward = np.maximum(both / at.tp, both - 2 * compute)
+            rest = both * (1 - 1 / at.tp)
+            forward = both / at.tp + exposed_s(rest, compute)
+            backward = both / at.tp + exposed_s(rest, 2 * compute)
         else:
             forward, backward = both, both
         out.add("tp_comm", module, forward, backward + again, np.where(at.tp > 1, 4.0, 0.0))
@@ -197,8 +198,8 @@ class LayerTimer:
         block = kv_bytes_per_token * at.tokens
         step = self._ring_step_s(block)
         hops = at.cp - 1
-        exposed = np.maximum(hops * (step - forward / at.cp), 0.0)
-        exposed_back = np.maximum(hops * (2 * step - backward / at.cp), 0.0)
+        exposed = hops * exposed_s(step, forward / at.cp)
+        exposed_back = hops * exposed_s(2 * step, backward / at.cp)
         out.add("cp_comm", "core_attn", exposed, exposed_back, 4 * hops)
 
     def _ring_step_s(self, block: FloatArray) -> FloatArray:

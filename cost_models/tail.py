@@ -11,7 +11,7 @@ from meshwright.specs.cluster import Pool
 from meshwright.specs.target import Target
 from meshwright.specs.workload import BYTES, Workload
 
-from .collectives import collective_s
+from .collectives import collective_s, exposed_s
 from .memory import optimizer_bytes_per_param
 from .operators import Device
 from .protocol import Tail
@@ -89,9 +89,9 @@ def tail_of(
         on = devices[g]
         optimizer_s = np.where(here, touched / (on.bandwidth * on.fit.optimizer), optimizer_s)
     if target.overlap_grad_reduce:
-        reduce_s = np.maximum(reduce_s - backward, last_s)
+        reduce_s = last_s + exposed_s(np.maximum(reduce_s - last_s, 0.0), backward)
     if target.overlap_param_gather:
-        gather_s = np.maximum(gather_s - backward / 2, first_s)
+        gather_s = first_s + exposed_s(np.maximum(gather_s - first_s, 0.0), backward / 2)
     fully = np.isin(levels_of, ("zero3", "fsdp"))
     return Tail(
         grad_reduce_s=np.where(inside, 0.0, reduce_s),
