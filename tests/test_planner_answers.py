@@ -1,0 +1,173 @@
+"""What the planner says when things do not fit, pools are left out, layers lie unevenly, or the space is narrowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.errors import IllegalPlan
+from meshwright.planner.explain import decoder_layers
+from meshwright.planner.no_fit import scaled, smallest_fitting
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search import plan
+from meshwright.planner.single import document_for_plan, estimate_degrees
+from meshwright.specs.cluster_io import load_cluster
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model_io import load_model
+
+from .planner_cases import request, small_model, workload
+
+
+def kinds(answer: PlanDocument) -> dict[str, str]:
+    return {item.kind: item.message for item in answer.explanation}
+
+
+def test_mixtral_on_16_small_gpus_names_the_optimizer_and_the_size_that_fits() -> None:
+    """18 bytes x 46.7e9 parameters are 841 GB of states; 16 GPUs of 40 GB have 640 GB."""
+    asked = request(load_model("mixtral-8x7b"), "16xA100-40GB", workload(256, 4096))
+    answer = plan(asked)
+    assert answer.status == "infeasible"
+    assert answer.plan is None
+    assert answer.reason is not None
+    assert "optimizer state" in answer.reason
+    fits = next(item.data["num_gpus"] for item in answer.explanation if item.kind == "would-fit")
+    assert 18 * 46.7e9 / 40e9 < fits <= 32
+    assert plan(asked.model_copy(update={"cluster": load_cluster(f"{fits}xA100-40GB")})).plan is not None
+    assert plan(asked.model_copy(update={"cluster": load_cluster(f"{fits - 8}xA100-40GB")})).plan is None
+
+
+def test_a_part_of_a_node_grows_to_whole_nodes() -> None:
+    """18 bytes x 69e9 parameters need 16 GPUs of 79 GiB for the states alone."""
+    asked = request(load_model("llama-2-70b"), "2xH100", workload(64, 4096))
+    found = smallest_fitting(asked)
+    assert found is not None
+    assert found.num_gpus >= 16
+    assert found.num_gpus % 8 == 0
+
+
+def test_the_smallest_part_of_a_node_is_found() -> None:
+    """18 bytes x 8.03e9 parameters are 145 GB: two H100 hold the states, one cannot."""
+    asked = request(load_model("llama-3.1-8b"), "1xH100", workload(16, 2048))
+    found = smallest_fitting(asked)
+    assert found is not None
+    assert 2 <= found.num_gpus <= 4
+    smaller = {2: 1, 4: 2}[found.num_gpus]
+    assert plan(asked.model_copy(update={"cluster": scaled(asked.cluster, smaller)})).plan is None
+
+
+def test_the_objective_gpus_takes_no_more_than_are_needed() -> None:
+    asked = request(load_model("llama-3.1-8b"), "64xH100", workload(16, 2048), objective="gpus")
+    answer = plan(asked)
+    assert answer.estimate is not None
+    assert answer.estimate.gpus_used <= 4
+
+
+def mixed(precision: str) -> PlanRequest:
+    return request(
+        load_model("llama-2-13b"),
+        "1x8xA100-SXM-80GB+1x8xV100-SXM2-32GB",
+        workload(64, 4096, precision=precision),
+    )
+
+
+def test_slow_gpus_get_fewer_layers_and_the_answer_says_why() -> None:
+    answer = plan(mixed("fp16"))
+    assert answer.plan is not None
+    layers = dict.fromkeys(("A100-SXM-80GB", "V100-SXM2-32GB"), 0)
+    stages = dict.fromkeys(layers, 0)
+    for stage, count in zip(answer.plan.stages, decoder_layers(answer.plan), strict=True):
+        layers[stage.groups[0].gpu] += count
+        stages[stage.groups[0].gpu] += 1
+    assert layers["A100-SXM-80GB"] / stages["A100-SXM-80GB"] > 1.5 * layers["V100-SXM2-32GB"] / stages["V100-SXM2-32GB"]
+    said = kinds(answer)["layout"]
+    assert "faster GPUs get more layers" in said
+    assert "even split" in said
+    data = next(item.data for item in answer.explanation if item.kind == "layout")
+    assert "even_overflows_stage" in data or data["even_step_time_s"] > answer.estimate.step_time_s  # type: ignore[union-attr]
+
+
+def test_a_pool_without_the_precision_is_left_out_by_name() -> None:
+    answer = plan(mixed("bf16"))
+    assert answer.plan is not None
+    assert {group.gpu for stage in answer.plan.stages for group in stage.groups} == {"A100-SXM-80GB"}
+    assert "V100-SXM2-32GB" in kinds(answer)["left-out"]
+    assert "--precision fp16" in kinds(answer)["left-out"]
+    assert answer.estimate is not None
+    assert (answer.estimate.gpus_used, answer.estimate.gpus_offered) == (8, 16)
+
+
+def test_a_cluster_without_the_precision_gets_no_plan() -> None:
+    answer = plan(request(small_model(), "8xV100-32GB"))
+    assert answer.status == "infeasible"
+    assert answer.reason is not None
+    assert "fp16" in answer.reason
+
+
+def test_choices_that_exclude_everything_are_said_to() -> None:
+    answer = plan(request(small_model(), "8xH100", fix={"tp": 3}))
+    assert answer.status == "infeasible"
+    assert answer.reason is not None
+    assert "fixed" in answer.reason
+
+
+@pytest.mark.parametrize("choice", [{"fix": {"tp": 2, "pp": 2}}, {"max": {"tp": 1}}, {"forbid": ("vpp", "recompute")}])
+def test_narrowed_spaces_are_kept(choice: dict[str, object]) -> None:
+    answer = plan(request(small_model(8), "8xH100", **choice))
+    found = answer.plan
+    assert found is not None
+    for other in (found, *(item.plan for item in answer.alternatives)):
+        if "fix" in choice:
+            assert (other.tp, other.pp) == (2, 2)
+        if "max" in choice:
+            assert other.tp == 1
+        if "forbid" in choice:
+            assert other.vpp == 1
+            assert other.recompute.granularity == "none"
+
+
+def test_degrees_of_the_planners_own_plan_are_priced_the_same() -> None:
+    asked = request(small_model(8, experts=8), "16xH100")
+    answer = plan(asked)
+    found = answer.plan
+    assert found is not None
+    names = ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "sharding")
+    degrees = {name: getattr(found, name) for name in names} | {"recompute": found.recompute.label}
+    again = estimate_degrees(asked, degrees)
+    assert again.estimate is not None
+    assert answer.estimate is not None
+    assert again.estimate.step_time_s == pytest.approx(answer.estimate.step_time_s, rel=1e-9)
+    whole = document_for_plan(asked, found)
+    assert whole.estimate == answer.estimate
+
+
+def test_illegal_degrees_name_the_rule() -> None:
+    with pytest.raises(IllegalPlan, match="T1"):
+        estimate_degrees(request(small_model(heads=6, hidden=768), "8xH100"), {"tp": 4})
+
+
+@pytest.mark.parametrize(
+    ("degrees", "pointer"),
+    [
+        ({"tp": 3}, "/tp"),
+        ({"tp": 0}, "/tp"),
+        ({"pp": True}, "/pp"),
+        ({"tp": 2, "ep": 3}, "/ep"),
+        ({"micro_batch_size": 7}, "/workload/global_batch_size"),
+        ({"sharding": "zero9"}, "/sharding"),
+        ({"recompute": "some"}, "/recompute"),
+        ({"dp": 3}, "/dp"),
+    ],
+)
+def test_numbers_that_cannot_be_a_plan_name_their_field(degrees: dict[str, object], pointer: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        estimate_degrees(request(small_model(), "8xH100"), degrees)
+    assert [fault.pointer for fault in caught.value.faults] == [pointer]
+
+
+def test_a_plan_that_does_not_fit_is_priced_and_says_what_binds() -> None:
+    answer = estimate_degrees(request(load_model("llama-3.1-70b"), "8xH100", workload(8, 4096)), {"tp": 8})
+    assert answer.status == "infeasible"
+    assert answer.estimate is not None
+    assert not answer.estimate.fits
+    assert answer.reason is not None
+    assert "does not fit" in answer.reason
