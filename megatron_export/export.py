@@ -121,6 +121,7 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
         "torchrun": "bash launch_torchrun.sh        # on every node",
         "slurm": "sbatch job.sbatch              # from this folder",
         "ssh": "bash launch_ssh.sh             # from a node that reaches all hosts",
+        "kubernetes": "kubectl apply -f jobset.yaml   # after the two steps named in its first lines",
     }[launcher]
     degrees = plan.stages[0].degrees
     pools = ", ".join(f"{sum(node.pool == pool for node in nodes)} x {pool}" for pool in _pools(plan))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
+from .kubernetes import jobset
 from .nodes import Node
 from .shell import label
 
@@ -175,4 +176,5 @@ LAUNCHERS: dict[str, Callable[[str, Sequence[Node]], dict[str, str]]] = {
     "torchrun": _torchrun,
     "slurm": _slurm,
     "ssh": _ssh,
+    "kubernetes": jobset,
 }

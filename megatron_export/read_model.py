@@ -17,7 +17,7 @@ from meshwright.specs.model import MTP, LayerKind, ModelSpec
 from meshwright.specs.workload import Workload
 
 from .arguments import MegatronArguments
-from .interpret import ffn_hidden_size, moe_layers, num_layers, precision
+from .interpret import facts_from_arguments, ffn_hidden_size, moe_layers, num_layers, precision
 
 _UNREAD = {
     "hybrid_layer_pattern": "hybrid layer patterns",
@@ -78,18 +78,21 @@ def model_from_arguments(args: MegatronArguments, name: str = "megatron-argument
     )
 
 
-def workload_from_arguments(args: MegatronArguments, data_parallel_size: int = 1) -> Workload:
-    """Batch, sequence and numerics. ``data_parallel_size`` gives the global batch where the arguments leave it out."""
+def workload_from_arguments(args: MegatronArguments, world_size: int | None = None) -> Workload:
+    """Batch, sequence and numerics. ``world_size`` gives the global batch where the arguments leave it out."""
     faults = [
         Fault(f"/--{dest.replace('_', '-')}", "is required")
         for dest in ("micro_batch_size", "seq_length")
         if not args[dest] and not (dest == "seq_length" and args["encoder_seq_length"])
     ]
+    if not args["global_batch_size"] and world_size is None:
+        faults.append(Fault("/--global-batch-size", "is required where the number of ranks is not known"))
     if args["optimizer"] not in ("adam", "sgd"):
         faults.append(Fault("/--optimizer", f"{args['optimizer']} is not priced", ("adam", "sgd")))
     if faults:
         raise SpecError(faults)
     kind = precision(args)
+    batch = args["global_batch_size"] or facts_from_arguments(args, world_size or 1).global_batch_size
     half = "bf16" if args["bf16"] else "fp16" if args["fp16"] else "fp32"
     reduced = args["grad_reduce_in_bf16"] or args["main_grads_dtype"] == "bf16"
     gradients = "bf16" if reduced else "fp32"
@@ -98,7 +101,7 @@ def workload_from_arguments(args: MegatronArguments, data_parallel_size: int = 1
     return Workload.parse(
         {
             "task": "sft" if args["sft"] else "pretrain",
-            "global_batch_size": args["global_batch_size"] or args["micro_batch_size"] * data_parallel_size,
+            "global_batch_size": batch,
             "seq_length": args["seq_length"] or args["encoder_seq_length"],
             "precision": kind,
             "params_dtype": "fp8" if args["fp8_param_gather"] and args["fp8"] else half,
@@ -174,7 +177,6 @@ def _latent(args: MegatronArguments, sparse: bool) -> MLAAttention:
         qk_nope_head_dim=args["qk_head_dim"],
         qk_rope_head_dim=args["qk_pos_emb_head_dim"],
         v_head_dim=args["v_head_dim"],
-        bias=args["add_bias_linear"],
         indexer=index,
     )
 

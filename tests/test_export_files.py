@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshwright.megatron_export import EXPORTERS, LAUNCHERS, export_megatron, read_arguments
 from meshwright.specs.cluster_io import cluster_from_data, load_cluster
@@ -204,6 +205,22 @@ def test_slurm_takes_any_order_only_where_nodes_are_alike(tmp_path, llama):
     done = subprocess.run(["bash", "job.sbatch"], cwd=files, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "replace the placeholders" in done.stderr
+
+
+def test_jobset_gives_every_pool_its_place_in_the_plan():
+    numerics = {"precision": "fp16", "params_dtype": "fp16"}
+    doc = document(load_model("llama-2-13b"), cluster_from_data(MIXED), tp=2, pp=4, workload=numerics)
+    spec = yaml.safe_load(export_megatron(doc, "kubernetes")["jobset.yaml"])["spec"]
+    jobs = [job["template"]["spec"] for job in spec["replicatedJobs"]]
+    assert [job["completions"] for job in jobs] == [2, 2]
+    pods = [job["template"]["spec"] for job in jobs]
+    assert [pod["nodeSelector"]["meshwright/pool"] for pod in pods] == [pool.name for pool in doc.inputs.cluster.pools]
+    for offset, pod in zip((0, 2), pods, strict=True):
+        script = pod["containers"][0]["command"][2].replace("exec bash /plan/launch_torchrun.sh", "echo $NODE_RANK")
+        done = subprocess.run(
+            ["bash", "-c", script], env={"JOB_COMPLETION_INDEX": "1"}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == str(offset + 1)
 
 
 def test_every_degree_is_written_and_the_split_only_where_needed(llama):

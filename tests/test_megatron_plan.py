@@ -127,6 +127,13 @@ def test_arguments_that_spell_no_plan_are_faults(flags, words):
         plan(flags)
 
 
+def test_a_batch_left_out_is_one_micro_batch_a_rank():
+    args = read_arguments(BASE.replace("--global-batch-size 64", "") + "--tensor-model-parallel-size 2")
+    assert workload_from_arguments(args, 8).global_batch_size == 2 * 4
+    with pytest.raises(SpecError, match="global-batch-size"):
+        workload_from_arguments(args)
+
+
 def test_an_optimizer_that_is_not_priced_is_a_fault():
     with pytest.raises(SpecError, match="muon is not priced"):
         workload_from_arguments(read_arguments(BASE + "--optimizer muon"))

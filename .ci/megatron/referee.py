@@ -136,7 +136,7 @@ def form_groups(args: Any, world_size: int) -> list[list[int]]:
         return []
     if world_size % (etp * ep * pp):
         raise RuntimeError(
-            f"world_size ({world_size}) is not divisible by expert_tensor_model_pipeline_parallel size ({etp * ep * pp})"
+            f"world_size ({world_size}) is not divisible by the expert_tensor_model_pipeline size ({etp * ep * pp})"
         )
     dp, edp = args.data_parallel_size, world_size // (etp * ep * pp)
     dense = RankGenerator(
