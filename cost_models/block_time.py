@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from meshwright.specs.batch import FloatArray
+from meshwright.specs.batch import FloatArray, IntArray
+from meshwright.specs.cluster import NetworkLevel
 from meshwright.specs.target import RecomputeMode
 from meshwright.specs.workload import BYTES
 
@@ -13,6 +16,7 @@ from .block_memory import FULLY_SHARDED, patches, stored_params
 from .blocks import BlockKind
 from .collectives import Collective, collective_s, exposed_s
 from .layer_time import CALLS, LayerTimer, Pieces
+from .local import Local
 from .operators import matmul_s, stream_s
 from .protocol import TERMS
 
@@ -25,11 +29,9 @@ FUSED_LOSS_BYTES, UNFUSED_LOSS_BYTES = 8.0, 30.0
 VISION_CALLS = 20.0
 
 
-def block_seconds(
-    kind: BlockKind, timer: LayerTimer, modes: tuple[RecomputeMode, ...]
-) -> tuple[FloatArray, FloatArray]:
-    """[C, TERMS] forward and backward of one micro-batch, without ``dp_comm``."""
-    pieces, at = timer.pieces(), timer.at
+def block_pieces(kind: BlockKind, timer: LayerTimer) -> Pieces:
+    """Operators of one micro-batch by term and module, whatever is recomputed and sharded."""
+    pieces = timer.pieces()
     if kind.role == "embed":
         _embedding(kind, timer, pieces)
     elif kind.role == "vision":
@@ -44,15 +46,20 @@ def block_seconds(
             timer.linears(pieces, "mtp", tuple(w for w in kind.weights if w.name == "eh_proj"), kind.trained)
             _embedding(kind, timer, pieces)
             _head(timer, pieces, kind.trained)
-    host = timer.on.fit.host_call_s
-    forward, backward = pieces.finish(frozenset(), host)
+    return pieces
+
+
+def block_seconds(
+    kind: BlockKind, pieces: Pieces, recompute: IntArray, modes: tuple[RecomputeMode, ...], host_call_s: float
+) -> tuple[FloatArray, FloatArray]:
+    """[C, TERMS] forward and backward under the recompute mode of each row, without ``dp_comm``."""
+    forward, backward = pieces.finish(frozenset(), host_call_s)
     if kind.layer is None:
         return forward, backward
-    for index in np.unique(at.keys.recompute):
+    for index in np.unique(recompute):
         again = recomputed_modules(modes[index], kind.layer)
         if again:
-            here = (at.keys.recompute == index)[:, None]
-            backward = np.where(here, pieces.finish(again, host)[1], backward)
+            backward = np.where((recompute == index)[:, None], pieces.finish(again, host_call_s)[1], backward)
     return forward, backward
 
 
@@ -103,19 +110,24 @@ def _vision(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
 
 
 def add_sharded_comm(
-    kind: BlockKind, timer: LayerTimer, shardings: tuple[str, ...], forward: FloatArray, backward: FloatArray
+    kind: BlockKind,
+    at: Local,
+    levels: Sequence[NetworkLevel],
+    shardings: tuple[str, ...],
+    forward: FloatArray,
+    backward: FloatArray,
 ) -> None:
     """Book ``dp_comm``: gather parameters for each pass and scatter gradients (FSDP, ZeRO-2/3), hidden under the
     block's own compute."""
-    at, keys = timer.at, timer.at.keys
+    keys = at.keys
     compute = [TERMS.index(term) for term in ("gemm", "attention", "memory_bound", "recompute")]
     term = TERMS.index("dp_comm")
     dense, expert = stored_params(kind, at)
     trains = kind.trained or kind.adapted
 
     def over_replicas(op: Collective, size: int) -> FloatArray:
-        seconds = collective_s(op, timer.levels, dense * size, keys.dp * keys.cp, keys.tp)
-        out: FloatArray = seconds + collective_s(op, timer.levels, expert * size, keys.edp, keys.etp * keys.ep)
+        seconds = collective_s(op, levels, dense * size, keys.dp * keys.cp, keys.tp)
+        out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
         return out
 
     for index in np.unique(keys.sharding):

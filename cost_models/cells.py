@@ -14,7 +14,7 @@ from meshwright.specs.workload import Workload
 
 from . import memory
 from .block_memory import activation_bytes, gathered_bytes, logit_bytes, static_bytes, trained_params
-from .block_time import add_sharded_comm, block_seconds
+from .block_time import add_sharded_comm, block_pieces, block_seconds
 from .blocks import BlockKind, block_kinds, block_table
 from .collectives import link_constants, p2p_s, usable_bandwidth
 from .layer_time import LayerTimer
@@ -64,6 +64,9 @@ class CostModel:
     def cells(self, keys: CellKeys) -> CellCosts:
         """Costs of all block kinds on all pools at ``keys``. A pool without the precision costs infinite seconds."""
         at = Local(self.model, self.workload, self.target, keys, self.cluster.num_gpus)
+        # Operators do not depend on what is recomputed or sharded: rows that differ in that only share their price.
+        plain, rows = _without_modes(keys)
+        at_plain = Local(self.model, self.workload, self.target, plain, self.cluster.num_gpus)
         count, pools, kinds = len(keys), len(self.pools), len(self.kinds)
         forward, backward = (np.zeros((count, pools, kinds, len(TERMS))) for _ in range(2))
         static = np.zeros((count, kinds, len(STATIC)))
@@ -78,9 +81,11 @@ class CostModel:
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
-                timer = LayerTimer(at, self.devices[g], pool.levels, self.tp_overlap)
-                one, two = block_seconds(kind, timer, self.recompute_modes)
-                add_sharded_comm(kind, timer, self.shardings, one, two)
+                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.tp_overlap)
+                pieces = block_pieces(kind, timer).take(rows)
+                host = self.devices[g].fit.host_call_s
+                one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, host)
+                add_sharded_comm(kind, at, pool.levels, self.shardings, one, two)
                 forward[:, g, b], backward[:, g, b] = one, two
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
         limits = np.array([self.cluster.gpu_of(pool).usable_memory_bytes for pool in self.pools], dtype=float)
@@ -145,3 +150,13 @@ class CostModel:
             seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
             out = np.where(source != sink, seconds, out)
         return out
+
+
+def _without_modes(keys: CellKeys) -> tuple[CellKeys, IntArray]:
+    """The distinct keys apart from recompute and sharding (both 0), and for every row which of them it is."""
+    zero = np.zeros(len(keys), dtype=np.int64)
+    columns = np.stack(
+        [keys.tp, keys.cp, keys.ep, keys.etp, keys.stage_ranks, keys.micro_batch_size, zero, zero],
+    )
+    unique, inverse = np.unique(columns, axis=1, return_inverse=True)
+    return CellKeys(*unique), inverse.reshape(-1)

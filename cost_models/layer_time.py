@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
-from meshwright.specs.batch import FloatArray
+from meshwright.specs.batch import FloatArray, IntArray
 from meshwright.specs.cluster import NetworkLevel
 from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import LayerKind
@@ -53,6 +53,14 @@ class Pieces:
         self.backward[:, TERMS.index(term)] += backward
         self.modules[module] = self.modules.get(module, np.zeros(self.count)) + forward
         self.calls[module] = self.calls.get(module, np.zeros(self.count)) + calls
+
+    def take(self, rows: IntArray) -> Pieces:
+        """The pieces of ``rows``, repeats allowed."""
+        out = Pieces(len(rows))
+        out.forward, out.backward = self.forward[rows], self.backward[rows]
+        out.modules = {module: seconds[rows] for module, seconds in self.modules.items()}
+        out.calls = {module: calls[rows] for module, calls in self.calls.items()}
+        return out
 
     def finish(self, again: frozenset[str], host_call_s: float) -> tuple[FloatArray, FloatArray]:
         """[C, TERMS] seconds forward and backward when the modules ``again`` (``*`` for all) are computed twice.
