@@ -38,11 +38,11 @@ def llama(fields: Fields) -> Decoder:
     """Llama and what follows its layout (LlamaConfig and relatives)."""
     sizes = basics(fields)
     head = heads(fields, sizes.hidden_size)
-    attention_bias = _flag(fields, "attention_bias", "use_bias")
+    attention_bias = _flag(fields, "attention_bias", "use_bias", "qkv_bias")
     out_bias = _flag(fields, "attention_out_bias") if "attention_out_bias" in fields.defaults else attention_bias
     if fields.model_type == "helium":
         out_bias = False
-    ffn = dense(fields, bias=_flag(fields, "mlp_bias", "use_bias"), gated=fields.model_type != "arcee")
+    ffn = dense(fields, bias=_flag(fields, "mlp_bias", "use_bias", "bias"), gated=fields.model_type != "arcee")
     types = attention_types(fields, sizes.num_layers, lambda index: FULL)
     window = fields.optional("sliding_window") if SLIDING in types else None
     per_layer = windows(fields, types, window)

@@ -150,14 +150,13 @@ def minimax_m2(fields: Fields) -> Decoder:
     """MiniMax-M2: norms over all query and key channels, routing with a balancing bias, MTP modules."""
     sizes = basics(fields)
     head = heads(fields, sizes.hidden_size)
-    qk_norm = fields.flag("use_qk_norm", absent=True)
     route, width = routing(fields), fields.size("intermediate_size")
     score_bias = fields.flag("use_routing_bias", absent=True)
     shared = fields.stated("shared_intermediate_size")
     mtp_layers = fields.stated("num_mtp_modules", maximum=1000) if fields.data.get("use_mtp") is not False else 0
     fields.settle()
     layer = LayerKind(
-        attention=softmax(head, qk_norm="full" if qk_norm else "none"),
+        attention=softmax(head, qk_norm="full"),
         feed_forward=experts(route, width, score_bias=score_bias, shared_width=shared),
     )
     return Decoder(

@@ -30,10 +30,11 @@ def step_text(fields: Fields) -> Decoder:
     route = routing(fields, num_experts_names=("n_routed_experts", "moe_num_experts"))
     width = fields.size("moe_intermediate_size")
     shared = fields.size("share_expert_dim", "share_expert_dims")
-    ffn = dense(fields, bias=fields.flag("mlp_bias"))
+    mlp_bias = fields.flag("mlp_bias")
+    ffn = dense(fields, bias=mlp_bias)
     bias = fields.flag("attention_bias")
     fields.settle()
-    moe = experts(route, width, score_bias=True, shared_width=shared)
+    moe = experts(route, width, score_bias=True, shared_width=shared, shared_bias=mlp_bias)
 
     def attention(kind: str, window: int | None) -> SoftmaxAttention:
         return SoftmaxAttention(

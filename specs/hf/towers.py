@@ -1,7 +1,8 @@
 """Vision encoders with their projectors: exact parameter counts and the shapes that price them.
 
-Each function reads the vision part of a configuration and takes the width of the text model. The counts follow the
-modules of the model's class in transformers 5.24.0, or of its own code where transformers has none.
+Each function reads the vision part of a configuration and takes the whole one, where settings of the projector are, and
+the width of the text model. The counts follow the modules of the model's class in transformers 5.24.0, or of its own
+code where transformers has none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from ..model import VisionTower
 from .fields import MAX_LAYERS, Fields
 
-Tower = Callable[[Fields, int], VisionTower]
+Tower = Callable[[Fields, Fields, int], VisionTower]
 
 
 def block_parameters(
@@ -65,22 +66,25 @@ def _encoder_of(fields: Fields) -> tuple[VisionTower, int]:
     return tower, patches
 
 
-def gemma3(fields: Fields, text_width: int) -> VisionTower:
+def gemma3(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """SigLIP, average pooling, a norm and one map."""
     tower, _ = _encoder_of(fields)
-    return tower.model_copy(
-        update={"parameters": tower.parameters + tower.hidden_size * text_width + tower.hidden_size}
-    )
+    projector = tower.hidden_size * text_width + tower.hidden_size
+    tokens = whole.optional("mm_tokens_per_image")
+    return tower.model_copy(update={"parameters": tower.parameters + projector, "tokens_per_image": tokens})
 
 
-def llava(fields: Fields, text_width: int) -> VisionTower:
-    """CLIP or SigLIP and a network of two maps (with biases, the default of LlavaConfig)."""
+def llava(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
+    """CLIP or SigLIP and a network of two maps, from one or more of the encoder's layers."""
     tower, patches = _encoder_of(fields)
-    projector = linear(tower.hidden_size, text_width) + linear(text_width, text_width)
+    bias = whole.flag("multimodal_projector_bias")
+    levels = whole.data.get("vision_feature_layer")
+    features = tower.hidden_size * (len(levels) if isinstance(levels, list) else 1)
+    projector = linear(features, text_width, bias) + linear(text_width, text_width, bias)
     return tower.model_copy(update={"parameters": tower.parameters + projector, "tokens_per_image": patches})
 
 
-def gemma4(fields: Fields, text_width: int) -> VisionTower:
+def gemma4(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """Gemma 4's encoder: gated networks, four norms a layer, norms on heads, positions by row and column."""
     hidden, width, layers, heads = _encoder(fields)
     head_dim, kv_heads = fields.size("head_dim"), fields.size("num_key_value_heads")
@@ -97,10 +101,11 @@ def gemma4(fields: Fields, text_width: int) -> VisionTower:
         num_heads=heads,
         gated=True,
         parameters=total,
+        tokens_per_image=whole.optional("vision_soft_tokens_per_image"),
     )
 
 
-def qwen3_vl(fields: Fields, text_width: int) -> VisionTower:
+def qwen3_vl(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """Qwen3-VL and Qwen3.5: learned positions, a merger of 2x2 patches, one more merger for each deep-stack level."""
     hidden, width, layers, heads = _encoder(fields, "depth")
     patch, merge = fields.size("patch_size", maximum=10_000), fields.size("spatial_merge_size", maximum=1000)
@@ -125,7 +130,7 @@ def qwen3_vl(fields: Fields, text_width: int) -> VisionTower:
     )
 
 
-def qwen2_5_vl(fields: Fields, text_width: int) -> VisionTower:
+def qwen2_5_vl(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """Qwen2.5-VL: gated networks, RMS norms, a merger."""
     hidden, width, layers, heads = _encoder(fields, "depth")
     patch, merge = fields.size("patch_size", maximum=10_000), fields.size("spatial_merge_size", maximum=1000)
@@ -145,7 +150,7 @@ def qwen2_5_vl(fields: Fields, text_width: int) -> VisionTower:
     )
 
 
-def kimi(fields: Fields, text_width: int) -> VisionTower:
+def kimi(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """MoonViT of Kimi K2.5 and K3 and its patch merger."""
     hidden = fields.size("vt_hidden_size", "hidden_size")
     width = fields.size("vt_intermediate_size", "intermediate_size")
@@ -182,7 +187,7 @@ def kimi(fields: Fields, text_width: int) -> VisionTower:
     )
 
 
-def llama4(fields: Fields, text_width: int) -> VisionTower:
+def llama4(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """Llama 4's encoder, pixel shuffle with a network of two maps, and the projector."""
     hidden, width, layers, heads = _encoder(fields)
     channels = fields.size("num_channels", maximum=1000)
@@ -211,7 +216,7 @@ def llama4(fields: Fields, text_width: int) -> VisionTower:
     )
 
 
-def mllama(fields: Fields, text_width: int) -> VisionTower:
+def mllama(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """Llama 3.2 Vision: two encoders in a row, gated positions by aspect ratio and tile, and the projector."""
     hidden, width, layers, heads = _encoder(fields)
     global_layers = fields.size("num_global_layers", maximum=MAX_LAYERS)
@@ -245,7 +250,7 @@ def mllama(fields: Fields, text_width: int) -> VisionTower:
     )
 
 
-def step(fields: Fields, text_width: int) -> VisionTower:
+def step(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """Step-3.7: scaled residuals, two strided convolutions that halve the grid and double the width, one map."""
     hidden = fields.size("hidden_size", "width")
     layers = fields.size("num_hidden_layers", "layers", maximum=MAX_LAYERS)
@@ -262,14 +267,14 @@ def step(fields: Fields, text_width: int) -> VisionTower:
         + 2 * hidden
         + linear(convolution * hidden, 2 * hidden)
         + linear(convolution * 2 * hidden, 4 * hidden)
-        + 4 * hidden * text_width
+        + linear(4 * hidden, text_width, whole.flag("projector_bias"))
     )
     return VisionTower(
         num_layers=layers, hidden_size=hidden, intermediate_size=width, num_heads=heads, parameters=total
     )
 
 
-def deepseek_vl2(fields: Fields, text_width: int) -> VisionTower:
+def deepseek_vl2(fields: Fields, whole: Fields, text_width: int) -> VisionTower:
     """SigLIP as DeepSeek-VL2's own code builds it (attention pooling included), a patch merger, two separators.
 
     Defaults are those of ``VisionEncoderConfig`` there: 384 pixels, 16 heads.

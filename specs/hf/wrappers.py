@@ -15,20 +15,18 @@ from .registry import builder_of, family, model_type_of
 class Wrapper:
     """Where a multimodal configuration keeps its parts.
 
-    ``vision_type`` is the model type whose class defaults fill the vision part; ``tokens_field`` the top-level field
-    that states the text tokens of an image.
+    ``vision_type`` is the model type whose class defaults fill the vision part.
     """
 
     text_type: str
     tower: towers.Tower
     vision_type: str
     text_field: str = "text_config"
-    tokens_field: str = ""
 
 
 _WRAPPERS = {
-    "gemma3": Wrapper("gemma3_text", towers.gemma3, "siglip_vision_model", tokens_field="mm_tokens_per_image"),
-    "gemma4": Wrapper("gemma4_text", towers.gemma4, "gemma4_vision", tokens_field="vision_soft_tokens_per_image"),
+    "gemma3": Wrapper("gemma3_text", towers.gemma3, "siglip_vision_model"),
+    "gemma4": Wrapper("gemma4_text", towers.gemma4, "gemma4_vision"),
     "llava": Wrapper("llama", towers.llava, "clip_vision_model"),
     "llama4": Wrapper("llama4_text", towers.llama4, "llama4_vision_model"),
     "mllama": Wrapper("mllama_text_model", towers.mllama, "mllama_vision_model"),
@@ -61,12 +59,9 @@ def multimodal(fields: Fields) -> Decoder:
     part = Fields(part.data, fields.report, part.pointer, vision_type, nested=True)
     if fields.model_type == "step3p7" and not part.data:
         fields.report.assume(f"vision_config: default of Step3p7VisionConfig in {TRANSFORMERS}")
-    tokens = fields.optional(wrapper.tokens_field) if wrapper.tokens_field else None
     # A tower is built from stand-ins where a field is wrong, so its numbers count only after settling.
-    vision = wrapper.tower(part, decoder.hidden_size)
+    vision = wrapper.tower(part, fields, decoder.hidden_size)
     fields.settle()
-    if tokens:
-        vision = vision.model_copy(update={"tokens_per_image": tokens})
     return replace(decoder, vision=vision)
 
 
