@@ -16,7 +16,8 @@ from .schedules import Timeline
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step: its timeline, the stage that ends last, and the exposed tail. Seconds."""
+    """A step: its timeline and the exposed tail, seconds. The critical stage is the one that works longest: the others
+    wait for it, and less work there shortens the step."""
 
     step_time_s: float
     timeline: Timeline
@@ -42,13 +43,13 @@ def step_time(
     """
     timeline = schedules.get(schedule).simulate(forward_s, backward_s, np.asarray(send_s, dtype=float), m, keep_events)
     done = timeline.finish_s + tail.grad_reduce_s
-    critical = int(done.argmax())
+    last = int(done.argmax())
     optimizer, gather = float(tail.optimizer_s.max()), float(tail.param_gather_s.max())
     return StepTime(
-        step_time_s=float(done[critical]) + optimizer + gather,
+        step_time_s=float(done[last]) + optimizer + gather,
         timeline=timeline,
-        critical_stage=critical,
-        grad_reduce_s=float(tail.grad_reduce_s[critical]),
+        critical_stage=int((timeline.busy_s + timeline.send_s).argmax()),
+        grad_reduce_s=float(tail.grad_reduce_s[last]),
         optimizer_s=optimizer,
         param_gather_s=gather,
     )

@@ -44,10 +44,24 @@ class Alternative(Document):
     reason: str
 
 
-class Explanation(Document):
-    """One reason. ``kind`` is a closed word such as ``binding``, ``layout``, ``left-out``, ``next-best``, ``no-fit``."""
+ReasonKind = Literal[
+    "choice",
+    "binding-time",
+    "binding-memory",
+    "layout",
+    "left-out",
+    "rules",
+    "next-best",
+    "no-fit",
+    "illegal",
+    "would-fit",
+]
 
-    kind: str
+
+class Explanation(Document):
+    """One reason, in words and as data."""
+
+    kind: ReasonKind
     message: str
     data: dict[str, Any] = Field(default_factory=dict)
 

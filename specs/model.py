@@ -74,7 +74,8 @@ class VisionTower(Document):
     """A vision encoder and its projector, run before the language model on the first stage.
 
     ``parameters`` is the exact total; the shape fields price it. ``tokens_per_image`` are the language-model tokens
-    that one image becomes, where the configuration states it.
+    that one image becomes, where the configuration states it. ``in_total`` says whether the model's total counts it:
+    the causal-language-model class of transformers leaves the tower out in some families.
     """
 
     num_layers: PositiveInt
@@ -84,6 +85,7 @@ class VisionTower(Document):
     gated: bool = False
     parameters: PositiveInt
     tokens_per_image: PositiveInt | None = None
+    in_total: bool = True
 
 
 class ModelSpec(Document):
@@ -162,7 +164,8 @@ class ModelSpec(Document):
 
     @cached_property
     def total_params(self) -> int:
-        """Parameters of the language model and the vision tower, tied ones once, MTP apart (Hugging Face's count)."""
+        """Parameters as Hugging Face counts them: of the class that ``AutoModelForCausalLM`` builds, else the
+        family's multimodal class. Tied ones once, MTP apart, a vision tower where that class holds it."""
         per_kind = [count(kind.weights(self.hidden_size)) for kind in self.kinds]
         return sum(per_kind[index] for index in self.pattern) + self._outside_layers
 
@@ -174,8 +177,13 @@ class ModelSpec(Document):
 
     @property
     def text_params(self) -> int:
-        """:attr:`total_params` without the vision tower."""
-        return self.total_params - (self.vision.parameters if self.vision else 0)
+        """Parameters of the language model alone, tied ones once, MTP apart."""
+        return self.total_params - (self.vision.parameters if self.vision and self.vision.in_total else 0)
+
+    @property
+    def whole_params(self) -> int:
+        """Parameters of the language model and the vision tower, tied ones once, MTP apart."""
+        return self.text_params + (self.vision.parameters if self.vision else 0)
 
     @cached_property
     def mtp_params(self) -> int:
@@ -185,7 +193,7 @@ class ModelSpec(Document):
     @property
     def _outside_layers(self) -> int:
         head = count(self.head_weights()) - (self.hidden_size * self.vocab_size if self.tied_embeddings else 0)
-        vision = self.vision.parameters if self.vision else 0
+        vision = self.vision.parameters if self.vision and self.vision.in_total else 0
         return count(self.embedding_weights()) + head + vision + self.extra_parameters
 
     def layers_by_kind(self) -> dict[str, int]:

@@ -40,6 +40,8 @@ _WRAPPERS = {
     "deepseek_vl_v2": Wrapper("deepseek_v2", towers.deepseek_vl2, "", text_field="language_config"),
     "step3p7": Wrapper("step3p5", towers.step, "step3p5_vision"),
 }
+#: Families whose causal-language-model class in transformers is the text model (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES).
+_TEXT_CLASSES = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe"}
 #: Older spelling of the vision part's own type that keeps its class defaults.
 _VISION_TYPES = {"siglip_vision_model", "clip_vision_model"}
 
@@ -62,7 +64,7 @@ def multimodal(fields: Fields) -> Decoder:
     # A tower is built from stand-ins where a field is wrong, so its numbers count only after settling.
     vision = wrapper.tower(part, fields, decoder.hidden_size)
     fields.settle()
-    return replace(decoder, vision=vision)
+    return replace(decoder, vision=vision.model_copy(update={"in_total": fields.model_type not in _TEXT_CLASSES}))
 
 
 def _text(fields: Fields, wrapper: Wrapper) -> Fields:
