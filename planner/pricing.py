@@ -87,6 +87,25 @@ def with_recompute(batch: CandidateBatch, which: BoolArray, modes: Sequence[str]
     return replace(batch, recompute=np.where(which, modes.index(granularity), batch.recompute))
 
 
+@dataclass(frozen=True)
+class _Chunks:
+    """Splits of n candidates: cell row of every block [n, I], cuts [n, Q+1], chunk of every block [n, I], and the chunk
+    at stage and virtual stage [P, V]."""
+
+    index: IntArray
+    row: IntArray
+    cuts: IntArray
+    chunk_of: IntArray
+    order: IntArray
+
+    def sum(self, values: FloatArray) -> FloatArray:
+        """[n, I] -> [n, P, V]."""
+        prefix = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=-1)], axis=-1)
+        ends = np.take_along_axis(prefix, self.cuts, axis=1)
+        out: FloatArray = (ends[:, 1:] - ends[:, :-1])[:, self.order]
+        return out
+
+
 class PricedBatch:
     """Candidates of one arrangement with the costs of their cells.
 
@@ -110,7 +129,8 @@ class PricedBatch:
         self.kind = costs.blocks.kind_of
         self.pools = np.array(arrangement.stage_pools, dtype=np.int64)
         self.counted = np.array([float(name == "decoder") for name, _ in costs.blocks.instances])
-        self._forward, self._backward, self._static = cells.forward_s, cells.backward_s, cells.static_bytes
+        self._forward, self._backward, self.static_bytes = cells.forward_s, cells.backward_s, cells.static_bytes
+        self._busy = self._forward + self._backward
         capacity = block_capacity_bytes(cells.limit_bytes[None, :], cells.fixed_bytes, headroom)
         self._capacity = capacity[:, self.pools]
 
@@ -123,8 +143,8 @@ class PricedBatch:
 
     def busy_s(self, index: IntArray, full: bool = False) -> FloatArray:
         """[n, P, I] forward plus backward seconds of every block on the pool of every stage; ``full`` as above."""
-        total = (self._forward + self._backward)[(self.full_row if full else self.row)[index]]
-        return total[:, self.pools][:, :, self.kind]
+        busy = self._busy[(self.full_row if full else self.row)[index]]
+        return busy[:, self.pools][:, :, self.kind]
 
     def capacity_bytes(self, index: IntArray) -> FloatArray:
         """[n, P] bytes that the blocks of a stage may fill."""
@@ -155,12 +175,16 @@ class PricedBatch:
 
     def send_s(self, index: IntArray) -> FloatArray:
         """[n, P] seconds of one boundary after each stage; 0 after the last."""
-        pp = self.arrangement.pp
-        out = np.zeros((len(index), pp))
+        return self._send_of_rows[self.row[index]]
+
+    @cached_property
+    def _send_of_rows(self) -> FloatArray:
+        rows, pp = np.arange(len(self.cells.keys)), self.arrangement.pp
+        out = np.zeros((len(rows), pp))
         if pp > 1:
             first = np.array(self.arrangement.first_ranks, dtype=np.int64)
             out[:, :-1] = self.costs.boundary_s(
-                self.cells, self.row[index][:, None], self.pools[None, :-1], self.pools[None, 1:], first[None, :-1]
+                self.cells, rows[:, None], self.pools[None, :-1], self.pools[None, 1:], first[None, :-1]
             )
         return out
 
@@ -170,7 +194,7 @@ class PricedBatch:
         Work is cut freely: with t_i the share of stage i, 1F1B needs at least ``sum_{j<i} t_j + M t_i`` for every i.
         All of them tie at the optimum, t_i = V/M (1-1/M)^i, which gives V. Interleaving can hide all but M t_i.
         """
-        total = self._forward + self._backward
+        total = self._busy
         work = total[:, :, self.kind].sum(axis=-1)[self.row][:, self.pools]
         count = self.batch.num_microbatches.astype(float)
         decay = np.where(self.batch.vpp > 1, 1.0, 1.0 - 1.0 / count)[:, None]
@@ -225,7 +249,8 @@ class PricedBatch:
         fill = np.zeros(len(self))
         for kind, count in zip(*np.unique(self.kind[self.counted > 0], return_counts=True), strict=True):
             need = (
-                self._static[self.full_row, kind, None] + held * self.cells.activation_bytes[self.full_row, kind, None]
+                self.static_bytes[self.full_row, kind, None]
+                + held * self.cells.activation_bytes[self.full_row, kind, None]
             )
             room = np.floor(self._capacity[self.row].clip(min=0.0) / np.maximum(need, 1.0)).sum(axis=1)
             fill = np.maximum(fill, count / np.maximum(room, 0.5))
@@ -252,7 +277,7 @@ class PricedBatch:
             return out
         held, capacity = self.least_held()[chosen], self._capacity[self.row[chosen]].clip(min=0.0)
         for kind, count in zip(*np.unique(self.kind[self.counted > 0], return_counts=True), strict=True):
-            static = self._static[self.row[chosen], kind, None]
+            static = self.static_bytes[self.row[chosen], kind, None]
             kept = held * self.cells.activation_bytes[self.row[chosen], kind, None]
             lean = held * self.cells.activation_bytes[self.full_row[chosen], kind, None]
             all_lean = np.floor(capacity / np.maximum(static + lean, 1.0))
@@ -267,47 +292,56 @@ class PricedBatch:
             out[chosen] = np.maximum(out[chosen], low)
         return out
 
+    def fits(self, index: IntArray, cuts: IntArray, leading: IntArray) -> BoolArray:
+        """[n] whether every stage of the splits fits; arguments as for :meth:`sums`."""
+        return np.asarray((self._memory(self._chunks(index, cuts, leading)) <= self.capacity_bytes(index)).all(axis=1))
+
     def sums(self, index: IntArray, cuts: IntArray, leading: IntArray) -> StageSums:
         """Stage sums of candidates of one V for chunk cuts [n, P*V + 1], chunk q on stage q mod P.
 
         The first ``leading`` [n] decoder layers of a chunk are recomputed in full, the others as the candidate says.
         """
-        pp, vpp = self.arrangement.pp, int(self.batch.vpp[index[0]])
-        block = np.arange(len(self.kind))
-        chunk_of = (cuts[:, 1:, None] <= block).sum(axis=1)
-        stop = leading_stop(self.counted, leading)
-        start = np.take_along_axis(cuts, chunk_of, axis=1)
-        redone = (block < np.take_along_axis(stop, start, axis=1)) & (self.counted > 0)
-        row = np.where(redone, self.full_row[index, None], self.row[index, None])
-        order = np.arange(pp * vpp).reshape(vpp, pp).T  # [P, V] -> chunk
-
-        def chunked(values: FloatArray) -> FloatArray:
-            """[n, I] -> [n, P, V]."""
-            prefix = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=-1)], axis=-1)
-            ends = np.take_along_axis(prefix, cuts, axis=1)
-            out: FloatArray = (ends[:, 1:] - ends[:, :-1])[:, order]
-            return out
+        chunks = self._chunks(index, cuts, leading)
 
         def seconds(table: FloatArray) -> FloatArray:
             """[C, G, B] -> [n, P, V], each stage on its pool."""
-            out = np.zeros((len(index), pp, vpp))
+            out = np.zeros((len(index), self.arrangement.pp, chunks.order.shape[1]))
             for pool in np.unique(self.pools):
-                out = np.where((self.pools == pool)[None, :, None], chunked(table[row, pool, self.kind]), out)
+                values = chunks.sum(table[chunks.row, pool, self.kind])
+                out = np.where((self.pools == pool)[None, :, None], values, out)
             return out
 
-        activations = self._live_bytes(index, chunked(self.cells.activation_bytes[row, self.kind]))
-        transient = self.cells.transient_bytes[row, self.kind]
-        peaks = np.zeros((len(index), pp * vpp))
-        np.maximum.at(peaks, (np.arange(len(index))[:, None], chunk_of), transient)
         return StageSums(
             forward_s=seconds(self._forward),
             backward_s=seconds(self._backward),
             send_s=self.send_s(index),
-            memory_bytes=chunked(self._static[row, self.kind]).sum(axis=2) + activations + peaks[:, order].max(axis=2),
+            memory_bytes=self._memory(chunks),
             capacity_bytes=self.capacity_bytes(index),
-            dense_params=chunked(self.cells.dense_params[row, self.kind]).sum(axis=2),
-            expert_params=chunked(self.cells.expert_params[row, self.kind]).sum(axis=2),
+            dense_params=chunks.sum(self.cells.dense_params[chunks.row, self.kind]).sum(axis=2),
+            expert_params=chunks.sum(self.cells.expert_params[chunks.row, self.kind]).sum(axis=2),
         )
+
+    def _chunks(self, index: IntArray, cuts: IntArray, leading: IntArray) -> _Chunks:
+        pp, vpp = self.arrangement.pp, int(self.batch.vpp[index[0]])
+        block = np.arange(len(self.kind))
+        chunk_of = (cuts[:, 1:, None] <= block).sum(axis=1)
+        start = np.take_along_axis(cuts, chunk_of, axis=1)
+        stop = np.take_along_axis(leading_stop(self.counted, leading), start, axis=1)
+        redone = (block < stop) & (self.counted > 0)
+        row = np.where(redone, self.full_row[index, None], self.row[index, None])
+        return _Chunks(index, row, cuts, chunk_of, np.arange(pp * vpp).reshape(vpp, pp).T)
+
+    def _memory(self, chunks: _Chunks) -> FloatArray:
+        """[n, P] allocated bytes at a stage's peak."""
+        row = chunks.row
+        static = chunks.sum(self.static_bytes[row, self.kind]).sum(axis=2)
+        activations = self._live_bytes(chunks.index, chunks.sum(self.cells.activation_bytes[row, self.kind]))
+        peaks = np.zeros((len(row), chunks.order.size))
+        np.maximum.at(
+            peaks, (np.arange(len(row))[:, None], chunks.chunk_of), self.cells.transient_bytes[row, self.kind]
+        )
+        out: FloatArray = static + activations + peaks[:, chunks.order].max(axis=2)
+        return out
 
     def tail(self, index: IntArray, sums: StageSums) -> Tail:
         """Tails [n, P] of splits."""

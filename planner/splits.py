@@ -17,7 +17,7 @@ def stage_tables(
     leading = np.zeros(len(index), dtype=np.int64) if leading is None else leading
     busy = priced.busy_s(index)
     held = priced.held(index)
-    static = priced.per_block(priced.cells.static_bytes, index)
+    static = priced.per_block(priced.static_bytes, index)
     activations = priced.per_block(priced.cells.activation_bytes, index)
     full_activations = priced.per_block(priced.cells.activation_bytes, index, full=True)
     capacity = priced.capacity_bytes(index)
@@ -97,12 +97,12 @@ def fewest_recomputed_virtual(priced: PricedBatch, index: IntArray, cuts: IntArr
     """[n] the fewest leading layers of a chunk whose recomputation lets an interleaved split fit, or all of them."""
     low = np.zeros(len(index), dtype=np.int64)
     longest = np.diff(cuts, axis=1).max(axis=1)
-    high = np.where(priced.sums(index, cuts, low).fits, 0, longest)
+    high = np.where(priced.fits(index, cuts, low), 0, longest)
     left = np.nonzero(high > 0)[0]
-    left = left[priced.sums(index[left], cuts[left], high[left]).fits] if len(left) else left
+    left = left[priced.fits(index[left], cuts[left], high[left])] if len(left) else left
     while len(left):
         middle = (low[left] + high[left]) // 2
-        fits = priced.sums(index[left], cuts[left], middle).fits
+        fits = priced.fits(index[left], cuts[left], middle)
         high[left[fits]], low[left[~fits]] = middle[fits], middle[~fits]
         left = left[high[left] - low[left] > 1]
     return high

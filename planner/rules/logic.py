@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from math import gcd
+from math import gcd, isqrt
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,10 @@ def divides(divisor: Number, *numbers: Number) -> Truth:
 
 
 def divisors(*numbers: int) -> list[int]:
-    """Common divisors, ascending. Numbers up to some thousands (heads, layers, experts)."""
+    """Common divisors, ascending; of numbers beyond 10**12 only those up to 10**6 and their partners."""
     common = reduce(gcd, numbers)
-    return [value for value in range(1, common + 1) if common % value == 0]
+    small = [value for value in range(1, min(isqrt(common), 10**6) + 1) if common % value == 0]
+    return sorted({*small, *(common // value for value in small)})
 
 
 def nearest(values: Iterable[int], wanted: int, count: int = 4) -> list[int]:
