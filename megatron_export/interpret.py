@@ -6,15 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.planner.rules import Facts, Layout, LayoutError, Violation, violations
-from meshwright.specs.errors import SpecError
+from meshwright.specs.errors import Fault, SpecError
 
 from .arguments import MegatronArguments, read_arguments
 
 #: What the launch scripts of the target export unless told otherwise (Hopper and before need it for TP and CP).
 DEFAULT_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 DEFAULT_TE_VERSION = "2.12.0"
+#: No model comes near; more would only fill memory with layer patterns.
+MAX_LAYERS = 100_000
 _DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _REMOVED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations")
+_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "ffn_hidden_size",
+    "moe_ffn_hidden_size",
+    "seq_length",
+    "vocab_size",
+)
 _REQUIRED = ("hidden_size", "num_attention_heads", "max_position_embeddings", "micro_batch_size")
 
 
@@ -27,13 +40,13 @@ def check_arguments(
 ) -> list[Violation]:
     """Every rule that the arguments break; what the parser itself refuses is rule ``megatron.A0``."""
     try:
-        args = read_arguments(source)
+        facts = facts_from_arguments(read_arguments(source), world_size, env, te_version, sm)
     except SpecError as error:
         return [
             Violation("megatron.A0", f"{fault.pointer.lstrip('/')} {fault.message}".strip(), fault.alternatives)
             for fault in error.faults
         ]
-    return violations(facts_from_arguments(args, world_size, env, te_version, sm))
+    return violations(facts)
 
 
 def facts_from_arguments(
@@ -99,11 +112,17 @@ def facts_from_arguments(
 
 
 def num_layers(args: MegatronArguments) -> int:
-    """Decoder layers; the hybrid pattern counts before ``--num-layers`` (0 if neither is given)."""
+    """Decoder layers; the hybrid pattern counts before ``--num-layers`` (0 if neither is given).
+
+    :class:`SpecError` beyond :data:`MAX_LAYERS`.
+    """
     pattern = args["hybrid_layer_pattern"]
     if pattern:
         return sum(symbol != "|" for symbol in pattern.split("/")[0])
-    return int(args["num_layers"] or args["encoder_num_layers"] or 0)
+    layers = int(args["num_layers"] or args["encoder_num_layers"] or 0)
+    if layers > MAX_LAYERS:
+        raise SpecError(Fault("/--num-layers", f"must be at most {MAX_LAYERS}, got {layers}"))
+    return max(layers, 0)
 
 
 def moe_layers(args: MegatronArguments) -> list[bool]:
@@ -175,7 +194,8 @@ def _positive(args: MegatronArguments) -> tuple[dict[str, int], tuple[str, ...]]
     }
     if sizes["expert_tensor_parallel_size"] is None:
         sizes["expert_tensor_parallel_size"] = sizes["tensor_model_parallel_size"]
-    wrong = tuple(f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is not None and value < 1)
+    checked = {**sizes, **{name: args[name] for name in _SIZES}}
+    wrong = tuple(f"--{name.replace('_', '-')}" for name, value in checked.items() if value is not None and value < 1)
     return {
         name: 0 if value is None and name == "global_batch_size" else max(value or 1, 1)
         for name, value in sizes.items()
@@ -207,7 +227,7 @@ def _model(args: MegatronArguments, layers: int) -> dict[str, Any]:
     hybrid = args["hybrid_layer_pattern"] or ""
     delta = args["experimental_attention_variant"] == "gated_delta_net" or "G" in hybrid
     linear = (args["linear_num_key_heads"], args["linear_num_value_heads"])
-    mamba_heads = args["mamba_num_heads"] or 2 * (args["hidden_size"] or 1) // args["mamba_head_dim"]
+    mamba_heads = args["mamba_num_heads"] or 2 * (args["hidden_size"] or 1) // max(args["mamba_head_dim"], 1)
     shared = args["moe_shared_expert_intermediate_size"] if experts else None
     return {
         "seq_length": args["seq_length"] or args["encoder_seq_length"] or 1,

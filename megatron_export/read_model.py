@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from meshwright.specs.attention import (
     Attention,
     Indexer,
@@ -11,6 +13,7 @@ from meshwright.specs.attention import (
     MLAAttention,
     SoftmaxAttention,
 )
+from meshwright.specs.base import faults_of
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import MTP, LayerKind, ModelSpec
@@ -29,7 +32,14 @@ _UNREAD = {
 
 
 def model_from_arguments(args: MegatronArguments, name: str = "megatron-arguments") -> ModelSpec:
-    """The architecture; :class:`SpecError` names what is missing or not read."""
+    """The architecture; :class:`SpecError` names what is missing, not read, or no size."""
+    try:
+        return _model(args, name)
+    except ValidationError as error:
+        raise SpecError(faults_of(error, "/model")) from None
+
+
+def _model(args: MegatronArguments, name: str) -> ModelSpec:
     faults = [
         Fault(f"/--{dest.replace('_', '-')}", f"{words} are not read")
         for dest, words in _UNREAD.items()

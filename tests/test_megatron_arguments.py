@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from meshwright.megatron_export import read_arguments
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.megatron_export import (
+    check_arguments,
+    model_from_arguments,
+    plan_from_arguments,
+    read_arguments,
+    workload_from_arguments,
+)
+from meshwright.megatron_export.flags import load_flags
+from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.errors import SpecError
 
 SCRIPT = r"""#!/bin/bash
@@ -127,3 +139,53 @@ def test_every_fault_is_reported():
 def test_a_huge_text_is_refused_unread():
     (fault,) = faults("--num-layers 4 " * 100_000)
     assert "characters long" in fault.message
+
+
+WORDS = "parallel|moe|layer|batch|head|size|recomp|cp-|fsdp|seq|overlap|dtype|latent|freq|graph|offload|window|mtp"
+RELEVANT = [flag for name, flag in sorted(load_flags().items()) if re.search(WORDS, name)]
+TEXTS = {
+    "int": st.sampled_from(["-1", "0", "1", "2", "3", "8", "4096", "9007199254740991"]),
+    "float": st.sampled_from(["-1", "0", "1.5", "nan", "1e308"]),
+    "pattern": st.sampled_from(["0", "1", "3", "[0,1]*2", "[1]*4", "[0]*5", "([1]*2+[0]*2)", "[]"]),
+    "tuple": st.sampled_from(["127,0", "(1,2)", "7"]),
+    "str": st.sampled_from(["Et*2|t*2L", "E(t|)*4L", "M*M-", "x", ""]),
+}
+
+
+def words_of(flag):
+    """The flag with values that its parser may take."""
+    if flag.kind == "switch":
+        return st.just([flag.name])
+    one = (
+        st.sampled_from([str(choice) for choice in flag.choices])
+        if flag.choices
+        else TEXTS.get(flag.kind, st.just("1"))
+    )
+    count = flag.nargs if isinstance(flag.nargs, int) else 1
+    return st.lists(one, min_size=count, max_size=count).map(lambda values: [flag.name, *values])
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from(RELEVANT).flatmap(words_of), max_size=6), st.sampled_from([0, 1, 8, 2**40]))
+def test_any_arguments_get_a_verdict_and_a_plan_or_faults(flags, world_size):
+    base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    line = [
+        *base.split(),
+        "--micro-batch-size",
+        "1",
+        "--vocab-size",
+        "100",
+        *(word for words in flags for word in words),
+    ]
+    broken = check_arguments(line, world_size)
+    assert all(item.rule.startswith("megatron.") and item.message for item in broken)
+    if broken or not 1 <= world_size <= 8:
+        return
+    args = read_arguments(line)
+    try:
+        model = model_from_arguments(args)
+        workload_from_arguments(args, world_size)
+    except SpecError:
+        return
+    found = plan_from_arguments(args, model, load_cluster("8xH100"), world_size)
+    assert found.num_ranks == world_size

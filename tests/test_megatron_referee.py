@@ -11,9 +11,13 @@ import pytest
 
 from meshwright.megatron_export import check_arguments, environment_of, export_megatron, read_arguments
 from meshwright.megatron_export.shell import argument_array
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search import plan
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.model_io import list_presets, load_model
 from meshwright.specs.plan import expand_blocks, parse_range
+from meshwright.specs.targets import load_target
+from meshwright.specs.workload import workload_from_options
 
 from .megatron_plans import document
 from .megatron_requests import request
@@ -56,10 +60,10 @@ def request_of(doc, name):
     return {"name": name, "args": args, "world_size": doc.plan.num_ranks, "env": env, "sm": sm}
 
 
-def layers(plan):
+def layers(found):
     return [
         [sum(kind == "decoder" for kind, _ in expand_blocks(chunk.blocks)) for chunk in stage.chunks]
-        for stage in plan.stages
+        for stage in found.stages
     ]
 
 
@@ -107,6 +111,34 @@ def test_every_expressible_preset_is_accepted():
     assert len(docs) > 50
     for verdict in ask([request_of(doc, name) for name, doc in docs.items()]):
         assert verdict["ok"], verdict
+
+
+PROMISED = [
+    ("llama-3.1-8b", "8xH100", 512, 8192, "bf16"),
+    ("llama-3.1-70b", "64xH100", 512, 8192, "bf16"),
+    ("llama-3.1-405b", "1024xH100", 2048, 8192, "bf16"),
+    ("deepseek-v3", "256xH100", 2048, 4096, "bf16"),
+    ("deepseek-v3", "256xGB200-NVL72", 2048, 4096, "bf16"),
+    ("mixtral-8x7b", "32xA100-40GB", 256, 4096, "bf16"),
+    ("qwen3-30b-a3b", "16xH100", 256, 4096, "bf16"),
+    ("kimi-k2", "512xH200", 2048, 4096, "bf16"),
+    ("gpt-oss-120b", "64xH100", 512, 4096, "bf16"),
+    ("llama-2-13b", "4x8xA100-80GB+4x8xV100-32GB", 512, 4096, "fp16"),
+]
+
+
+def test_plans_of_the_search_are_accepted_with_their_layers():
+    docs = []
+    for model, cluster, batch, length, precision in PROMISED:
+        work = workload_from_options({"global_batch_size": batch, "seq_length": length, "precision": precision})
+        request = PlanRequest(
+            model=load_model(model), cluster=load_cluster(cluster), workload=work, target=load_target("megatron@0.19")
+        )
+        docs.append(plan(request))
+    verdicts = ask([request_of(doc, case[0]) for doc, case in zip(docs, PROMISED, strict=True)])
+    for doc, verdict in zip(docs, verdicts, strict=True):
+        assert verdict["ok"], verdict
+        assert verdict["derived"]["layers"] == layers(doc.plan)
 
 
 def test_flag_inventory_is_that_of_the_parser():
