@@ -76,6 +76,7 @@ class SearchResult:
     pruned: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     refused_pools: dict[int, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
     priced: list[PricedBatch] = field(default_factory=list)
     split: int = 0
     deadline_hit: bool = False
@@ -131,6 +132,10 @@ class Search:
         gpus = [self.request.cluster.gpu_of(self.request.cluster.pools[i]) for i in self._eligible()]
         mask, rejected = rules.bulk_legal(named, self.request.model, self.request.workload, self.request.target, gpus)
         self.result.rejected.update(rejected)
+        if not mask.any():  # nothing of this arrangement is legal: keep an example of why
+            example = rules.one_refusal(named, self.request.model, self.request.workload, self.request.target, gpus)
+            if example is not None:
+                self.result.refusals.setdefault(example.rule, example.message)
         self.result.pruned["illegal"] += int((~mask).sum())
         return batch.take(mask)
 

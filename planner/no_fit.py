@@ -70,9 +70,8 @@ def _illegal(result: SearchResult) -> tuple[str, list[Explanation]]:
             "no candidate is left: the fixed, capped and forbidden choices exclude every plan of this cluster and batch"
         )
         return reason, []
-    top = result.rejected.most_common(3)
-    words = ", ".join(f"{rule} ({count} candidates)" for rule, count in top)
-    reason = f"the target's rules refuse all {result.candidates} candidates, most by {words}"
+    words = "; ".join(f"{rule}: {message}" for rule, message in sorted(result.refusals.items()))
+    reason = f"the target's rules refuse all {result.candidates} candidates: {words}"
     return reason, [
         Explanation(kind="illegal", message=reason, data={"rejected": dict(sorted(result.rejected.items()))})
     ]

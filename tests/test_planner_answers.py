@@ -103,6 +103,15 @@ def test_a_cluster_without_the_precision_gets_no_plan() -> None:
     assert "fp16" in answer.reason
 
 
+def test_a_model_that_the_target_refuses_everywhere_names_the_rule_with_its_numbers() -> None:
+    answer = plan(request(load_model("gpt2"), "8xH100", workload(16, 2048)))
+    assert answer.status == "infeasible"
+    assert answer.reason is not None
+    assert "megatron.C2" in answer.reason
+    assert "1024" in answer.reason
+    assert "2048" in answer.reason
+
+
 def test_choices_that_exclude_everything_are_said_to() -> None:
     answer = plan(request(small_model(), "8xH100", fix={"tp": 3}))
     assert answer.status == "infeasible"

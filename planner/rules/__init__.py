@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +59,25 @@ def bulk_legal(
     return legal, rejected
 
 
+def one_refusal(
+    batch: CandidateBatch, model: ModelSpec, workload: Workload, target: Target, gpus: Iterable[GpuType] = ()
+) -> Violation | None:
+    """The first rule that the first candidate breaks, with its numbers, or None if it is legal."""
+    arrays = facts_of_batch(batch.take(np.array([0])), model, workload, target, gpus)
+    values: dict[str, Any] = {field.name: _scalar(getattr(arrays, field.name)) for field in fields(Facts)}
+    found = violations(Facts(**values))
+    return found[0] if found else None
+
+
+def _scalar(value: object) -> object:
+    """A fact of a batch of one as the fact of a plan."""
+    if isinstance(value, np.ndarray):
+        return value.reshape(-1)[0].item()
+    if isinstance(value, dict):
+        return {key: _scalar(item) for key, item in value.items()}
+    return value
+
+
 __all__ = [
     "FP8_RECIPES",
     "FSDP_STRATEGIES",
@@ -71,6 +92,7 @@ __all__ = [
     "facts_of_batch",
     "facts_of_plan",
     "layout_of_plan",
+    "one_refusal",
     "state_dtypes",
     "uses_fsdp",
     "violations",
