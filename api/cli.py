@@ -73,6 +73,9 @@ def run(argv: Sequence[str]) -> int:
         return exit_codes.INTERRUPTED
     except UsageError as error:
         return _bad_usage(error, as_json)
+    except MemoryError:  # telling more would need memory
+        print("error: out of memory", file=sys.stderr)
+        return exit_codes.INTERNAL_ERROR
     except Exception as error:
         return _failed(error, as_json)
 

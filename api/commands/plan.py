@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from .. import options
+
+#: Back to the start of the line, and erase it.
+_CLEAR = "\r\x1b[2K"
 
 Export = Annotated[
     str | None, typer.Option("--export", metavar="DIR", help="Also write the files that run the plan into DIR.")
@@ -66,7 +68,12 @@ def plan(
 
     params = context.params
     request, _ = plan_request(options.inputs_of(params) | options.search_of(params), PlanBody, files=True)
-    document = answer(request, _progress())
+    watched = sys.stderr.isatty()
+    try:
+        document = answer(request, _show_progress if watched else None)
+    finally:
+        if watched:
+            print(_CLEAR, end="", file=sys.stderr, flush=True)
     if export is not None and document.plan is not None:
         from ..exports import export_files
         from ..files import write_folder
@@ -82,13 +89,6 @@ def plan(
     return exit_code_of(document)
 
 
-def _progress() -> Callable[[str, int, int], None] | None:
-    """Progress on standard error where someone watches it."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(stage: str, done: int, total: int) -> None:
-        end = "" if done < total else "\r"
-        print(f"\r\x1b[2K{stage} {done:,} of {total:,}{end}", end="", file=sys.stderr, flush=True)
-
-    return show
+def _show_progress(stage: str, done: int, total: int) -> None:
+    """Rewrite one line of the terminal."""
+    print(f"{_CLEAR}{stage} {done:,} of {total:,}", end="", file=sys.stderr, flush=True)
