@@ -85,8 +85,9 @@ def document_for_plan(request: PlanRequest, plan: Plan) -> PlanDocument:
 
 
 def _document(request: PlanRequest, plan: Plan, started: float) -> PlanDocument:
-    facts = rules.facts_of_plan(plan, request.model, request.workload, request.target)
-    broken = rules.violations(facts)
+    used = sorted({group.gpu for stage in plan.stages for group in stage.groups} & request.cluster.gpus.keys())
+    gpus = [request.cluster.gpus[name] for name in used]
+    broken = rules.violations(rules.facts_of_plan(plan, request.model, request.workload, request.target, gpus))
     if broken:
         raise IllegalPlan(broken)
     figures = estimate(request.model, request.cluster, request.workload, request.target, plan, request.memory_headroom)
