@@ -34,3 +34,21 @@ def test_candidates_beyond_one_block_of_memory_are_all_done(monkeypatch):
     whole = finish_times_s(forward, forward, np.zeros((6, 1)), 8)
     assert whole[5] == pytest.approx(finish_times_s(forward[5:], forward[5:], np.zeros((1, 1)), 8)[0])
     assert (np.diff(whole.max(axis=1)) > 0).all()
+
+
+@pytest.mark.parametrize(("name", "vpp"), [("1f1b", 1), ("interleaved", 2)])
+def test_long_steps_go_on_at_the_pace_of_the_busiest_stage(monkeypatch, name, vpp):
+    """Replaying only the first micro-batches gives the same as replaying all."""
+    rng = np.random.default_rng(3)
+    forward, backward = rng.integers(1, 9, size=(2, 4, vpp)).astype(float)
+    send = np.array([0.5, 0.25, 1.0])
+    schedule = schedules.get(name)
+    whole = schedule.simulate(forward, backward, send, 400)
+    monkeypatch.setattr("meshwright.cost_models.schedules.base.MAX_REPLAYED", 101)
+    short = schedule.simulate(forward, backward, send, 400)
+    assert short.finish_s == pytest.approx(whole.finish_s, rel=1e-12)
+    assert short.busy_s == pytest.approx(whole.busy_s, rel=1e-12)
+    assert short.idle_s == pytest.approx(whole.idle_s, rel=1e-9)
+    if vpp == 1:
+        finish = finish_times_s(forward[:, 0][None], backward[:, 0][None], send[None], 400)
+        assert finish[0] == pytest.approx(whole.finish_s, rel=1e-12)

@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from meshwright.specs.batch import FloatArray, IntArray
 
+#: Micro-batches that are replayed event by event; the rest of a longer step goes on at the steady pace.
+MAX_REPLAYED = 2048
+
 #: One operation of a stage in program order: (is backward, chunk of the stage, micro-batch).
 Operation = tuple[bool, int, int]
 #: Program order of every stage.
@@ -116,6 +119,18 @@ def in_flight_states(orders: Orders, vpp: int) -> list[IntArray]:
         total = live.sum(axis=1)
         out.append(np.unique(live[total == total.max()], axis=0))
     return out
+
+
+def replayed_micro_batches(pp: int, m: int) -> int:
+    """Micro-batches to replay out of ``m``: all, or as many whole groups of P as ``MAX_REPLAYED`` allows."""
+    return m if m <= MAX_REPLAYED else max(MAX_REPLAYED // pp, 1) * pp
+
+
+def stretched(timeline: Timeline, replayed: int, m: int, pace_s: float) -> Timeline:
+    """The timeline of ``m`` micro-batches from that of the first ``replayed``, each further one taking ``pace_s``."""
+    busy, send = timeline.busy_s * (m / replayed), timeline.send_s * (m / replayed)
+    finish = timeline.finish_s + (m - replayed) * pace_s
+    return Timeline(timeline.start_s, finish, busy, send, finish - busy - send, float(finish.max()), timeline.events)
 
 
 def replay(

@@ -12,7 +12,10 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import Operation, Orders, Timeline, boundary_sends, replay
+from .base import Operation, Orders, Timeline, boundary_sends, replay, replayed_micro_batches, stretched
+
+#: Groups of P micro-batches over which the steady pace of a long step is read.
+PACE_GROUPS = 4
 
 
 class Interleaved:
@@ -54,8 +57,15 @@ class Interleaved:
     ) -> Timeline:
         pp, vpp = forward_s.shape
         sends = boundary_sends(send_s, pp)
-        orders = _orders(pp, vpp, m)
-        return replay(orders, forward_s, backward_s, sends, m, blocking=False, keep_events=keep_events)
+        few = replayed_micro_batches(pp, m)
+        timeline = replay(
+            _orders(pp, vpp, few), forward_s, backward_s, sends, few, blocking=False, keep_events=keep_events
+        )
+        if few == m:
+            return timeline
+        fewer = few - PACE_GROUPS * pp  # uneven chunks can make every stage wait, so the pace is read off the events
+        shorter = replay(_orders(pp, vpp, fewer), forward_s, backward_s, sends, fewer, blocking=False)
+        return stretched(timeline, few, m, (timeline.makespan_s - shorter.makespan_s) / (few - fewer))
 
 
 def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:

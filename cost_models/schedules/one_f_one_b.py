@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import Operation, Orders, Timeline, boundary_sends, replay
+from .base import Operation, Orders, Timeline, boundary_sends, replay, replayed_micro_batches, stretched
 
 
 class OneFOneB:
@@ -64,7 +64,12 @@ class OneFOneB:
     ) -> Timeline:
         pp = forward_s.shape[0]
         sends = boundary_sends(send_s, pp)
-        return replay(_orders(pp, m), forward_s, backward_s, sends, m, blocking=True, keep_events=keep_events)
+        few = replayed_micro_batches(pp, m)
+        timeline = replay(_orders(pp, few), forward_s, backward_s, sends, few, blocking=True, keep_events=keep_events)
+        if few == m:
+            return timeline
+        # Stages pass one micro-batch on after another: once the start has settled, the busiest sets the pace.
+        return stretched(timeline, few, m, float((timeline.busy_s + timeline.send_s).max()) / few)
 
 
 @lru_cache(maxsize=64)

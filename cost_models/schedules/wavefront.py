@@ -14,6 +14,8 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
+from .base import replayed_micro_batches
+
 #: Operations times candidates held at once; bounds memory to some ten MB.
 MAX_CELLS = 4_000_000
 
@@ -70,7 +72,8 @@ def finish_times_s(forward_s: FloatArray, backward_s: FloatArray, send_s: FloatA
     Equal to ``OneFOneB.simulate(...).finish_s`` of every candidate.
     """
     number, pp = forward_s.shape
-    graph = _graph(pp, m)
+    few = replayed_micro_batches(pp, m)
+    graph = _graph(pp, few)
     none = np.zeros((number, 1))
     hold = np.stack([np.concatenate([send_s, none], axis=1), np.concatenate([none, send_s], axis=1)], axis=1)
     spans = np.stack([forward_s, backward_s], axis=1)
@@ -86,4 +89,5 @@ def finish_times_s(forward_s: FloatArray, backward_s: FloatArray, send_s: FloatA
             start = np.maximum(end[graph.before[a:b]], end[graph.needs[a:b]])
             end[a:b] = start + span[a:b] + held[a:b]
         out[rows] = end[graph.last].T
-    return out
+    pace = (spans + hold).sum(axis=1).max(axis=1, keepdims=True)
+    return out + (m - few) * pace
