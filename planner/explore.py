@@ -118,6 +118,9 @@ class Search:
         found = list(arrangements(self.request.cluster, self._eligible(), self._max_stages()))
         for done, arrangement in enumerate(found):
             self.progress("price", done, len(found))
+            if self._late():
+                self.result.untried_bound_s = 0.0  # arrangements that were not looked at may hold anything
+                return
             batch = self._legal(candidates(self.request, arrangement, self.request.target.expert_tensor_parallel))
             if len(batch):
                 priced = PricedBatch(self.costs, batch, arrangement, self.request.target, self.request.memory_headroom)
@@ -165,7 +168,7 @@ class Search:
                     return
         left = bounds[order[position:]]
         result.pruned["bound"] += len(left)
-        result.untried_bound_s = float(left.min(initial=np.inf))
+        result.untried_bound_s = min(result.untried_bound_s, float(left.min(initial=np.inf)))
         self._refine()
 
     def _refine(self) -> None:
@@ -202,7 +205,8 @@ class Search:
 
     def _late(self) -> bool:
         deadline = self.request.deadline_s
-        self.result.deadline_hit = deadline is not None and time.monotonic() - self.started > deadline
+        if deadline is not None and time.monotonic() - self.started > deadline:
+            self.result.deadline_hit, self.result.complete = True, False
         return self.result.deadline_hit
 
     def _split(self, owners: IntArray, members: IntArray, best: float) -> Iterator[Finalist]:
@@ -220,6 +224,9 @@ class Search:
         for finalist in sorted(found, key=lambda item: (item.bound_s, item.order)):
             if finalist.bound_s >= best:
                 continue
+            if self._late():
+                self.result.untried_bound_s = min(self.result.untried_bound_s, finalist.bound_s)
+                return
             finalist = simulated(finalist)
             best = min(best, finalist.step_time_s)
             yield finalist

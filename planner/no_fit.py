@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
+from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate
+from meshwright.specs.batch import CellKeys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import ClusterSpec, Pool
 from meshwright.specs.cluster_io import cluster_from_data
-from meshwright.specs.document import Explanation, Inputs, PlanDocument
+from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import SpecError
-from meshwright.specs.estimate import Estimate
 
+from .answer_parts import inputs_of, plan_of, provenance
+from .errors import DeadlineExceeded
 from .explain import GIB, left_out
 from .explore import Finalist, Search, SearchResult
 from .request import PlanRequest
@@ -24,10 +29,9 @@ MAX_GPUS = 131_072
 FIRST_FIT_LIMIT = 256
 
 
-def infeasible(request: PlanRequest, result: SearchResult) -> PlanDocument:
-    """The answer to a request without a legal plan that fits."""
-    from .search import inputs_of, plan_of, provenance
-
+def infeasible(request: PlanRequest, result: SearchResult, deadline: float | None = None) -> PlanDocument:
+    """The answer to a request without a legal plan that fits. ``deadline`` in ``time.monotonic()`` ends the look for
+    a cluster that would do."""
     explanation = left_out(result, None, request.cluster)
     if len(result.refused_pools) == len(request.cluster.pools):
         reason = "no pool of the cluster can run this precision: " + "; ".join(result.refused_pools.values())
@@ -35,33 +39,33 @@ def infeasible(request: PlanRequest, result: SearchResult) -> PlanDocument:
         reason, more = _illegal(result)
         explanation += more
     else:
-        search = Search(request)
-        search.result = result
-        closest = _closest(result)
-        plan = plan_of(request, search, closest)
-        figures = estimate(
-            request.model, request.cluster, request.workload, request.target, plan, request.memory_headroom
-        )
-        reason, more = _overflow(request, figures, plan.stages)
-        explanation += more
-        bigger = smallest_fitting(request)
-        if bigger is not None:
-            size = f"{bigger.num_gpus} GPUs ({bigger.name})"
-            reason += f"; the smallest cluster of this kind that fits is {size}"
-            data = {"num_gpus": bigger.num_gpus, "cluster": bigger.name}
-            explanation.append(Explanation(kind="would-fit", message=f"{size} would be enough", data=data))
-        else:
-            message = f"no cluster of this kind up to {MAX_GPUS} GPUs fits; use a shorter sequence or a smaller batch"
-            explanation.append(Explanation(kind="would-fit", message=message, data={}))
-    inputs: Inputs = inputs_of(request)
+        reason, why = _overflow(request, result)
+        nearest, change = _would_fit(request, deadline)
+        reason += nearest
+        explanation += [why, change]
     return PlanDocument(
         status="infeasible",
         reason=reason,
         complete=result.complete,
-        inputs=inputs,
+        inputs=inputs_of(request),
         explanation=tuple(explanation),
         provenance=provenance(),
     )
+
+
+def _would_fit(request: PlanRequest, deadline: float | None) -> tuple[str, Explanation]:
+    """The smallest cluster that would do, as the end of the reason and as an explanation."""
+    try:
+        bigger = smallest_fitting(request, deadline)
+    except DeadlineExceeded as error:
+        return "", Explanation(kind="would-fit", message=str(error))
+    if bigger is None:
+        message = f"no cluster of this kind up to {MAX_GPUS} GPUs fits; use a shorter sequence or a smaller batch"
+        return f"; {message}", Explanation(kind="would-fit", message=message)
+    size = f"{bigger.num_gpus} GPUs ({bigger.name})"
+    data = {"num_gpus": bigger.num_gpus, "cluster": bigger.name}
+    reason = f"; the smallest cluster of this kind that fits is {size}"
+    return reason, Explanation(kind="would-fit", message=f"{size} would be enough", data=data)
 
 
 def _illegal(result: SearchResult) -> tuple[str, list[Explanation]]:
@@ -94,7 +98,12 @@ def _closest(result: SearchResult) -> Finalist:
     return Finalist(priced, candidate, cuts, np.inf, np.inf)
 
 
-def _overflow(request: PlanRequest, figures: Estimate, stages: tuple[object, ...]) -> tuple[str, list[Explanation]]:
+def _overflow(request: PlanRequest, result: SearchResult) -> tuple[str, Explanation]:
+    search = Search(request)
+    search.result = result
+    plan = plan_of(request, search, _closest(result))
+    parts = (request.model, request.cluster, request.workload, request.target)
+    figures = estimate(*parts, plan, request.memory_headroom)
     fill = [stage.reserved_bytes / stage.limit_bytes for stage in figures.stages]
     worst = int(np.argmax(fill))
     stage = figures.stages[worst]
@@ -112,23 +121,29 @@ def _overflow(request: PlanRequest, figures: Estimate, stages: tuple[object, ...
         "allowed_bytes": int(allowed),
         "breakdown_bytes": dict(stage.breakdown_bytes),
     }
-    return reason, [Explanation(kind="no-fit", message=reason, data=data)]
+    return reason, Explanation(kind="no-fit", message=reason, data=data)
 
 
-def smallest_fitting(request: PlanRequest) -> ClusterSpec | None:
+def smallest_fitting(request: PlanRequest, deadline: float | None = None) -> ClusterSpec | None:
     """The smallest cluster of the same kind on which some legal plan fits; None up to ``MAX_GPUS``.
 
-    Doubles until a plan fits, then bisects; assumes that more GPUs never stop a plan from fitting, and so may miss a
-    smaller odd size.
+    Starts where all states could be spread over all GPUs, doubles until a plan fits, then bisects; assumes that more
+    GPUs never stop a plan from fitting, and so may miss a smaller odd size. Raises :class:`DeadlineExceeded` when
+    ``time.monotonic()`` passes ``deadline``.
     """
     known: dict[int, bool] = {}
+    needed = least_state_bytes(request)
 
     def fits(size: int) -> bool:
+        if deadline is not None and time.monotonic() > deadline:
+            raise DeadlineExceeded("the smallest cluster that fits was not found in time")
         if size not in known:
-            asked = request.model_copy(
-                update={"cluster": scaled(request.cluster, size), "objective": "time", "work_limit": FIRST_FIT_LIMIT}
+            cluster = scaled(request.cluster, size)
+            usable = sum(pool.num_gpus * cluster.gpu_of(pool).usable_memory_bytes for pool in cluster.pools)
+            changed = {"cluster": cluster, "objective": "time", "work_limit": FIRST_FIT_LIMIT, "deadline_s": None}
+            known[size] = usable >= needed and (
+                Search(request.model_copy(update=changed)).run(first_fit=True).best is not None
             )
-            known[size] = Search(asked).run(first_fit=True).best is not None
         return known[size]
 
     sizes = _sizes(request.cluster)
@@ -145,6 +160,13 @@ def smallest_fitting(request: PlanRequest) -> ClusterSpec | None:
         else:
             low = middle
     return scaled(request.cluster, sizes[high])
+
+
+def least_state_bytes(request: PlanRequest) -> float:
+    """Weights, gradients and optimizer state of the whole model, each once: no cluster can hold less."""
+    keys = CellKeys(*(np.array([value]) for value in (1, 1, 1, 1, 1, 1, 0, 0)))
+    costs = CostModel(request.model, request.cluster, request.workload, request.target)
+    return float(costs.cells(keys).static_bytes[0, costs.blocks.kind_of].sum())
 
 
 def _sizes(cluster: ClusterSpec) -> list[int]:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 
-from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate
-from meshwright.specs.base import digest_of
-from meshwright.specs.document import Alternative, Bound, Explanation, Inputs, PlanDocument, Run
-from meshwright.specs.plan import Plan
-from meshwright.specs.target import RecomputeMode
+from meshwright.specs.document import Alternative, Bound, Explanation, PlanDocument
 
-from .assemble import Skeleton, build_plan, sharding_level
+from .answer_parts import finish, inputs_of, plan_of, provenance
 from .errors import DeadlineExceeded
 from .explain import describe, explain, seconds
 from .explore import Finalist, Progress, Search, SearchResult
@@ -31,9 +25,10 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
     Raises :class:`DeadlineExceeded` when time was up before any plan was found.
     """
     started = time.process_time()
+    deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     if request.objective == "gpus":
-        found = smallest_fitting(request)
-        if found is not None:
+        found = smallest_fitting(request, deadline)
+        if found is not None and found.num_gpus < request.cluster.num_gpus:
             request = request.model_copy(update={"cluster": found, "objective": "time"})
     search = Search(request, progress=progress)
     result = search.run()
@@ -43,7 +38,7 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
             raise DeadlineExceeded(
                 f"no plan was found within {request.deadline_s} s; {result.candidates} candidates seen"
             )
-        return finish(infeasible(request, result), request, result, started)
+        return finish(infeasible(request, result, deadline), request, result, started)
     chosen = plan_of(request, search, best)
     figures = estimate(
         request.model, request.cluster, request.workload, request.target, chosen, request.memory_headroom
@@ -68,39 +63,6 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
         provenance=provenance(),
     )
     return finish(document, request, result, started)
-
-
-def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
-    """The plan document of a finalist."""
-    skeleton = Skeleton(
-        tp=finalist.column("tp"),
-        cp=finalist.column("cp"),
-        ep=finalist.column("ep"),
-        etp=finalist.column("etp"),
-        dp=finalist.column("dp"),
-        vpp=finalist.column("vpp"),
-        micro_batch_size=finalist.column("micro_batch_size"),
-        num_microbatches=finalist.column("num_microbatches"),
-        recompute=recompute_of(request, finalist),
-        sharding=sharding_level(request.target.sharding[finalist.column("sharding")]),
-    )
-    return build_plan(
-        request.model,
-        request.cluster,
-        request.target,
-        search.costs.blocks,
-        finalist.batch.arrangement,
-        skeleton,
-        finalist.cuts,
-    )
-
-
-def recompute_of(request: PlanRequest, finalist: Finalist) -> RecomputeMode:
-    """The recompute mode of a finalist; block mode with the layers that were found."""
-    if finalist.leading:
-        return RecomputeMode(granularity="full", method="block", num_layers=finalist.leading)
-    modes, index = request.target.recompute, finalist.column("recompute")
-    return modes[index] if index < len(modes) else RecomputeMode()
 
 
 def other_plans(request: PlanRequest, search: Search, result: SearchResult, best: Finalist) -> list[Alternative]:
@@ -134,44 +96,3 @@ def _next_best(alternatives: list[Alternative]) -> list[Explanation]:
             data={"slower_by": alternatives[0].slower_by},
         )
     ]
-
-
-def inputs_of(request: PlanRequest) -> Inputs:
-    """The request's inputs in full, with digests."""
-    parts = {
-        "model": request.model,
-        "cluster": request.cluster,
-        "workload": request.workload,
-        "target": request.target,
-    }
-    return Inputs(
-        model=request.model,
-        cluster=request.cluster,
-        workload=request.workload,
-        target=request.target,
-        digests={name: part.digest() for name, part in parts.items()},
-    )
-
-
-def provenance() -> dict[str, str]:
-    """What made the answer."""
-    return {"meshwright": version("meshwright"), "cost_model": "analytic"}
-
-
-def finish(document: PlanDocument, request: PlanRequest, result: SearchResult, started: float) -> PlanDocument:
-    """The document with its run record; the id is the digest of everything else."""
-    run = Run(
-        cpu_s=time.process_time() - started,
-        candidates=result.candidates,
-        pruned=dict(sorted(result.pruned.items())),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        id=digest_of({"request": request.digest(), "document": document.model_dump(mode="json", exclude={"run"})})[
-            7:23
-        ],
-    )
-    return document.model_copy(update={"run": run})
-
-
-def cost_model(request: PlanRequest) -> CostModel:
-    """The analytic cost model of a request."""
-    return CostModel(request.model, request.cluster, request.workload, request.target)

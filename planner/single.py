@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.document import Explanation, PlanDocument
@@ -17,6 +18,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.target import RecomputeMode
 
 from . import rules
+from .answer_parts import finish, inputs_of, provenance
 from .arrangements import Arrangement, arrangements, refused_pools
 from .assemble import Skeleton, build_plan, sharding_level
 from .errors import IllegalPlan
@@ -24,7 +26,6 @@ from .explain import GIB, describe
 from .explore import SearchResult
 from .pricing import PricedBatch
 from .request import PlanRequest
-from .search import cost_model, finish, inputs_of, provenance
 from .space import block_mode
 from .splits import split_plain, split_virtual
 
@@ -65,7 +66,7 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
         "sharding": request.target.sharding.index(str(skeleton.sharding)),
     }
     batch = CandidateBatch(**{name: np.array([value], dtype=np.int64) for name, value in row.items()})
-    costs = cost_model(request)
+    costs = CostModel(request.model, request.cluster, request.workload, request.target)
     priced = PricedBatch(costs, batch, arrangement, request.target, request.memory_headroom)
     one, ahead = np.array([0]), np.array([leading])
     if skeleton.vpp > 1:
@@ -136,6 +137,8 @@ def _arrangement(request: PlanRequest, pp: int) -> Arrangement:
 def _skeleton(request: PlanRequest, degrees: Mapping[str, Any]) -> tuple[Skeleton, int]:
     refused = refused_pools(request.cluster, request.workload)
     world = sum(pool.num_gpus for index, pool in enumerate(request.cluster.pools) if index not in refused)
+    if not world:
+        raise SpecError(Fault("/workload/precision", "; ".join(refused.values())))
     value = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, **_given(degrees)}
     etp = value.get("etp", value["tp"])
     model_ranks = value["tp"] * value["cp"] * value["pp"]
@@ -156,6 +159,9 @@ def _skeleton(request: PlanRequest, degrees: Mapping[str, Any]) -> tuple[Skeleto
         near = tuple(str(size) for size in (lower, upper) if size)
         message = f"must be a multiple of micro_batch_size*dp = {per_step}, got {batch}"
         faults.append(Fault("/workload/global_batch_size", message, near))
+    chunks, layers = value["pp"] * value["vpp"], request.model.num_layers
+    if chunks > layers:
+        faults.append(Fault("/vpp", f"pp*vpp = {chunks} chunks need a decoder layer each, the model has {layers}"))
     if faults:
         raise SpecError(faults)
     sharding = str(degrees.get("sharding") or next((s for s in request.target.sharding if s != "none"), "none"))

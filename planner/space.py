@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Sequence
+from functools import lru_cache
+from math import gcd, isqrt
 
 import numpy as np
 
@@ -39,10 +41,11 @@ SPACE = (
 _COLUMNS = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size", "num_microbatches", "recompute", "sharding")
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=65536)
+def divisors(number: int) -> tuple[int, ...]:
     """All divisors in rising order."""
-    small = [value for value in range(1, int(number**0.5) + 1) if number % value == 0]
-    return small + [number // value for value in reversed(small) if value * value != number]
+    small = [value for value in range(1, isqrt(number) + 1) if number % value == 0]
+    return (*small, *(number // value for value in reversed(small) if value * value != number))
 
 
 def block_mode(target: Target) -> int | None:
@@ -97,7 +100,7 @@ def sharding_choices(request: PlanRequest) -> list[int]:
     return [index for index, level in enumerate(levels) if level not in dropped] or [0]
 
 
-def _allowed(request: PlanRequest, name: str, values: list[int]) -> list[int]:
+def _allowed(request: PlanRequest, name: str, values: Sequence[int]) -> list[int]:
     pinned, cap = request.fixed(name), request.cap(name)
     if pinned is not None:
         return [pinned] if pinned in values else []
@@ -140,9 +143,10 @@ def candidates(request: PlanRequest, arrangement: Arrangement, expert_tensor: bo
             dp = ranks // (tp * cp)
             if batch % dp or not _allowed(request, "dp", [dp]):
                 continue
-            sizes = [size for size in divisors(batch // dp) if size <= MAX_MICRO_BATCH_SIZE]
-            pinned = request.fixed("micro_batch_size")
-            sizes = _allowed(request, "micro_batch_size", sizes if pinned is None else divisors(batch // dp))
+            sizes = divisors(batch // dp)
+            if request.fixed("micro_batch_size") is None:
+                sizes = tuple(size for size in sizes if size <= MAX_MICRO_BATCH_SIZE)
+            sizes = tuple(_allowed(request, "micro_batch_size", sizes))
             for ep, etp in _expert_grids(request, ranks, tp, span):
                 if etp > 1 and etp != tp and not expert_tensor:
                     continue

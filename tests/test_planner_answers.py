@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from meshwright.planner.errors import IllegalPlan
+from meshwright.planner.errors import DeadlineExceeded, IllegalPlan
 from meshwright.planner.explain import decoder_layers
 from meshwright.planner.no_fit import scaled, smallest_fitting
 from meshwright.planner.request import PlanRequest
@@ -147,6 +149,35 @@ def test_degrees_of_the_planners_own_plan_are_priced_the_same() -> None:
     assert again.estimate.step_time_s == pytest.approx(answer.estimate.step_time_s, rel=1e-9)
     whole = document_for_plan(asked, found)
     assert whole.estimate == answer.estimate
+
+
+def test_a_huge_batch_is_planned_in_bounded_time_and_memory() -> None:
+    asked = request(small_model(), "8xH100", workload(10**9, 128))
+    answer = plan(asked)
+    assert answer.plan is not None
+    priced = estimate_degrees(asked, {"pp": 2})
+    assert priced.estimate is not None
+    assert priced.plan is not None
+    busiest = max(stage.busy_s for stage in priced.estimate.stages)
+    assert priced.estimate.step_time_s == pytest.approx(busiest, rel=0.1)
+
+
+def test_the_deadline_ends_the_search_and_the_look_for_a_larger_cluster() -> None:
+    asked = request(load_model("llama-3.1-405b"), "8xH100", workload(64, 4096))
+    with pytest.raises(DeadlineExceeded):
+        smallest_fitting(asked, deadline=time.monotonic() - 1)
+    with pytest.raises(DeadlineExceeded, match="no plan was found"):
+        plan(asked.model_copy(update={"deadline_s": 1e-9}))
+
+
+def test_more_chunks_than_layers_are_refused_by_field() -> None:
+    with pytest.raises(SpecError, match="decoder layer each"):
+        estimate_degrees(request(small_model(4), "8xH100"), {"pp": 4, "vpp": 2})
+
+
+def test_a_cluster_without_the_precision_cannot_be_priced() -> None:
+    with pytest.raises(SpecError, match="fp16"):
+        estimate_degrees(request(small_model(4), "8xV100-32GB"), {"pp": 4})
 
 
 def test_illegal_degrees_name_the_rule() -> None:

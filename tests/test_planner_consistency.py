@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.estimate import estimate
+from meshwright.planner.answer_parts import plan_of
 from meshwright.planner.explore import Search
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search import plan_of
 from meshwright.specs.model import MTP
 
 from .planner_cases import request, small_model, workload

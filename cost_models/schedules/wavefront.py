@@ -90,4 +90,5 @@ def finish_times_s(forward_s: FloatArray, backward_s: FloatArray, send_s: FloatA
             end[a:b] = start + span[a:b] + held[a:b]
         out[rows] = end[graph.last].T
     pace = (spans + hold).sum(axis=1).max(axis=1, keepdims=True)
-    return out + (m - few) * pace
+    finish: FloatArray = out + (m - few) * pace
+    return finish
