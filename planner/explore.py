@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.protocol import StageCosts
-from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray
+from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
 from .arrangements import arrangements, refused_pools
@@ -91,6 +91,45 @@ class SearchResult:
         return min(self.finalists, key=lambda finalist: finalist.order, default=None)
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """Candidates that may fit, in columns of equal length.
+
+    Lower bound of the step time, least fill, index of their batch, row in it, and a number for their degrees and pools.
+    """
+
+    bound_s: FloatArray
+    fill: FloatArray
+    owner: IntArray
+    member: IntArray
+    key: IntArray
+
+
+class Podium:
+    """The best step time of every set of degrees, and of the ``places`` best sets the last.
+
+    A candidate is worth a look while its bound is below both: then it may be the best of its degrees and among the best
+    of all, so that the plans named beside the best are the true next ones.
+    """
+
+    def __init__(self, places: int, keys: IntArray):
+        self._places = places
+        self._best_s = np.full(int(keys.max(initial=-1)) + 1, np.inf)
+        self.last_s = np.inf
+
+    def enter(self, key: int, step_time_s: float) -> None:
+        """A plan of degrees ``key`` takes ``step_time_s``."""
+        if step_time_s < self._best_s[key]:
+            self._best_s[key] = step_time_s
+            if len(self._best_s) >= self._places:
+                self.last_s = float(np.partition(self._best_s, self._places - 1)[self._places - 1])
+
+    def to_beat_s(self, key: IntArray | int) -> FloatArray:
+        """What a candidate of degrees ``key`` must stay below."""
+        out: FloatArray = np.minimum(self._best_s[key], self.last_s)
+        return out
+
+
 class Search:
     """One request's search over a cost source."""
 
@@ -144,29 +183,28 @@ class Search:
 
     def _explore(self, first_fit: bool) -> None:
         result = self.result
-        bounds, fills, owners, members = self._promising()
-        order = np.argsort(fills if first_fit else bounds, kind="stable")
+        pending = self._promising()
+        order = np.argsort(pending.fill if first_fit else pending.bound_s, kind="stable")
         limit = self.request.work_limit or DEFAULT_WORK_LIMIT
-        best = np.inf
+        podium = Podium(self.request.top, pending.key)
         position, size = 0, SPLIT_BATCH
         while position < len(order):
-            if bounds[order[position]] >= best:
-                break  # in rising order: no later candidate can win
+            if pending.bound_s[order[position]] >= podium.last_s:
+                break  # in rising order: no later candidate can win a place
             if result.split >= limit or self._late():
                 result.complete = False
                 break
             chunk = order[position : position + min(size, limit - result.split)]
             position += len(chunk)
-            chunk = chunk[bounds[chunk] < best]
+            chunk = chunk[pending.bound_s[chunk] < podium.to_beat_s(pending.key[chunk])]
             result.split += len(chunk)
             self.progress("split", min(position, len(order)), len(order))
-            size = LARGEST_SPLIT_BATCH if np.isfinite(best) else min(2 * size, LARGEST_SPLIT_BATCH)
-            for finalist in self._split(owners[chunk], members[chunk], best):
-                best = min(best, finalist.step_time_s)
+            size = LARGEST_SPLIT_BATCH if result.finalists else min(2 * size, LARGEST_SPLIT_BATCH)
+            for finalist in self._split(pending, chunk, podium):
                 result.finalists.append(finalist)
                 if first_fit:
                     return
-        left = bounds[order[position:]]
+        left = pending.bound_s[order[position:]]
         result.pruned["bound"] += len(left)
         result.untried_bound_s = min(result.untried_bound_s, float(left.min(initial=np.inf)))
         self._refine()
@@ -189,19 +227,25 @@ class Search:
             left -= used
             self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
 
-    def _promising(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
-        """Lower bounds and least fills of all candidates that may fit, with the batch and the row each belongs to."""
-        rows: list[tuple[FloatArray, FloatArray, IntArray, IntArray]] = []
+    def _promising(self) -> _Pending:
+        """All candidates that may fit."""
+        rows: list[tuple[FloatArray | IntArray, ...]] = []
+        keys = 0
         for owner, priced in enumerate(self.result.priced):
             fill = priced.least_fill()
             index = np.nonzero(fill <= 1.0)[0]
             self.result.pruned["memory"] += len(fill) - len(index)
-            rows.append((priced.least_step_s()[index], fill[index], np.full(len(index), owner), index))
+            batch = priced.batch
+            degrees = row_codes((batch.tp, batch.cp, batch.ep, batch.etp))
+            _, key = np.unique(degrees[index], return_inverse=True)
+            rows.append(
+                (priced.least_step_s()[index], fill[index], np.full(len(index), owner), index, keys + key.reshape(-1))
+            )
+            keys += int(key.max(initial=-1)) + 1
         if not rows:
             nothing = np.empty(0, dtype=np.int64)
-            return np.empty(0), np.empty(0), nothing, nothing
-        bounds, fills, owners, members = (np.concatenate(column) for column in zip(*rows, strict=True))
-        return bounds, fills, owners, members
+            return _Pending(np.empty(0), np.empty(0), nothing, nothing, nothing)
+        return _Pending(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
     def _late(self) -> bool:
         deadline = self.request.deadline_s
@@ -209,26 +253,30 @@ class Search:
             self.result.deadline_hit, self.result.complete = True, False
         return self.result.deadline_hit
 
-    def _split(self, owners: IntArray, members: IntArray, best: float) -> Iterator[Finalist]:
-        """Split candidates and simulate those whose bound is below the best step time, best bound first."""
-        found: list[Finalist] = []
-        for owner in np.unique(owners):
+    def _split(self, pending: _Pending, chunk: IntArray, podium: Podium) -> Iterator[Finalist]:
+        """Split candidates and simulate those that may still win a place, best bound first."""
+        found: list[tuple[Finalist, int]] = []
+        for owner in np.unique(pending.owner[chunk]):
             priced = self.result.priced[int(owner)]
-            index = members[owners == owner]
+            mine = chunk[pending.owner[chunk] == owner]
+            index = pending.member[mine]
+            key_of = dict(zip(index.tolist(), pending.key[mine].tolist(), strict=True))
             plain = priced.batch.vpp[index] == 1
+            split: list[Finalist] = []
             for chosen in (index[plain & ~priced.is_block[index]], index[plain & priced.is_block[index]]):
                 if len(chosen):
-                    found += self._plain(priced, chosen, best)
+                    split += self._plain(priced, chosen, podium.last_s)
             for virtual in np.unique(priced.batch.vpp[index[~plain]]):
-                found += self._virtual(priced, index[priced.batch.vpp[index] == virtual])
-        for finalist in sorted(found, key=lambda item: (item.bound_s, item.order)):
-            if finalist.bound_s >= best:
+                split += self._virtual(priced, index[priced.batch.vpp[index] == virtual])
+            found += [(finalist, key_of[finalist.candidate]) for finalist in split]
+        for finalist, key in sorted(found, key=lambda item: (item[0].bound_s, item[0].order)):
+            if finalist.bound_s >= podium.to_beat_s(key):
                 continue
             if self._late():
                 self.result.untried_bound_s = min(self.result.untried_bound_s, finalist.bound_s)
                 return
             finalist = simulated(finalist)
-            best = min(best, finalist.step_time_s)
+            podium.enter(key, finalist.step_time_s)
             yield finalist
 
     def _plain(self, priced: PricedBatch, index: IntArray, best: float) -> list[Finalist]:

@@ -99,9 +99,9 @@ def layer_cuts(size, pp):
 
 
 def brute_force(asked):
-    """The least step time of all legal plans that fit, by assembling and estimating each."""
+    """The least step time of all legal plans that fit by degrees and pools, and how many plans were tried."""
     blocks = block_table(asked.model, asked.workload, asked.target)
-    best, count = np.inf, 0
+    best, count = {}, 0
     parts = (asked.model, asked.cluster, asked.workload, asked.target)
     costs = CostModel(*parts)
     for where, skeleton, size in every_plan(asked, blocks):
@@ -113,8 +113,14 @@ def brute_force(asked):
             count += 1
             priced = estimate(*parts, candidate, asked.memory_headroom)
             if priced.fits:
-                best = min(best, priced.step_time_s)
+                key = degrees_of(candidate)
+                best[key] = min(best.get(key, np.inf), priced.step_time_s)
     return best, count
+
+
+def degrees_of(candidate):
+    pools = tuple(stage.groups[0].pool for stage in candidate.stages)
+    return (candidate.tp, candidate.pp, candidate.cp, candidate.ep, candidate.etp, candidate.dp, pools)
 
 
 def virtual_cuts(costs, asked, where, skeleton):
@@ -146,13 +152,20 @@ def virtual_cuts(costs, asked, where, skeleton):
 )
 def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
     asked = request(model, cluster, work)
-    expected, count = brute_force(asked)
+    by_degrees, count = brute_force(asked)
+    expected = min(by_degrees.values())
     answer = plan(asked)
     assert count > 20
     assert answer.estimate is not None
     assert answer.estimate.step_time_s == pytest.approx(expected, rel=1e-9)
     assert answer.bound is not None
     assert answer.bound.step_time_s <= expected * (1 + 1e-12)
+    # The plans beside the best are the next best degrees; only the best is looked at under every split.
+    ranked = sorted(by_degrees.values())[1 : asked.top]
+    assert len(answer.alternatives) == len(ranked)
+    for other, least in zip(answer.alternatives, ranked, strict=True):
+        assert by_degrees[degrees_of(other.plan)] <= other.step_time_s * (1 + 1e-9)
+        assert other.step_time_s == pytest.approx(least, rel=0.01)
 
 
 def test_a_tight_memory_limit_changes_the_winner_and_is_met():
@@ -162,11 +175,12 @@ def test_a_tight_memory_limit_changes_the_winner_and_is_met():
     assert roomy.estimate is not None
     need = max(stage.reserved_bytes / stage.limit_bytes for stage in roomy.estimate.stages)
     asked = free.model_copy(update={"memory_headroom": 1 - 0.9 * need})
-    expected, _ = brute_force(asked)
+    by_degrees, _ = brute_force(asked)
     answer = plan(asked)
-    if np.isinf(expected):
+    if not by_degrees:
         assert answer.status == "infeasible"
         return
+    expected = min(by_degrees.values())
     assert answer.estimate is not None
     assert answer.estimate.step_time_s == pytest.approx(expected, rel=1e-9)
     assert answer.estimate.step_time_s >= roomy.estimate.step_time_s
