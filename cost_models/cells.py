@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import cached_property
 
 import numpy as np
 
-from meshwright.specs.batch import CellKeys, FloatArray, IntArray
+from meshwright.specs.batch import CellKeys, FloatArray, IntArray, row_codes
 from meshwright.specs.cluster import ClusterSpec, Pool
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import RecomputeMode, Target
@@ -63,10 +64,10 @@ class CostModel:
 
     def cells(self, keys: CellKeys) -> CellCosts:
         """Costs of all block kinds on all pools at ``keys``. A pool without the precision costs infinite seconds."""
-        at = Local(self.model, self.workload, self.target, keys, self.cluster.num_gpus)
+        at = Local(self.model, self.workload, self.target, keys)
         # Operators do not depend on what is recomputed or sharded: rows that differ in that only share their price.
         plain, rows = _without_modes(keys)
-        at_plain = Local(self.model, self.workload, self.target, plain, self.cluster.num_gpus)
+        at_plain = Local(self.model, self.workload, self.target, plain)
         count, pools, kinds = len(keys), len(self.pools), len(self.kinds)
         forward, backward = (np.zeros((count, pools, kinds, len(TERMS))) for _ in range(2))
         static = np.zeros((count, kinds, len(STATIC)))
@@ -155,8 +156,7 @@ class CostModel:
 def _without_modes(keys: CellKeys) -> tuple[CellKeys, IntArray]:
     """The distinct keys apart from recompute and sharding (both 0), and for every row which of them it is."""
     zero = np.zeros(len(keys), dtype=np.int64)
-    columns = np.stack(
-        [keys.tp, keys.cp, keys.ep, keys.etp, keys.stage_ranks, keys.micro_batch_size, zero, zero],
-    )
-    unique, inverse = np.unique(columns, axis=1, return_inverse=True)
-    return CellKeys(*unique), inverse.reshape(-1)
+    plain = replace(keys, recompute=zero, sharding=zero)
+    columns = [getattr(plain, field.name) for field in fields(plain)]
+    _, first, inverse = np.unique(row_codes(columns), return_index=True, return_inverse=True)
+    return plain.take(first), inverse.reshape(-1)

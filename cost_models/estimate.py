@@ -76,7 +76,7 @@ def estimate(
     stages = [_stage(plan, sums, p, step) for p in range(plan.pp)]
     interval = _interval()
     used = plan.num_ranks
-    peak = sum(_peaks(cluster, workload, plan))
+    peak = sum(_peaks(costs, plan))
     fit = memory.fits([s.allocated_bytes for s in stages], sums.fixed_bytes, sums.limit_bytes, memory_headroom)
     return Estimate(
         step_time_s=step.step_time_s,
@@ -217,7 +217,7 @@ def _cells(
         for mode in (stage.recompute, RecomputeMode()):
             key = (
                 degrees.tp, degrees.cp, degrees.ep, degrees.etp, degrees.tp * degrees.cp * degrees.dp,
-                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(stage)),
+                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(stage)), int(plan.pp == 1),
             )  # fmt: skip
             if key not in columns:
                 columns.append(key)
@@ -317,14 +317,14 @@ def _breakdown(plan: Plan, sums: StageSums, step: StepTime) -> dict[str, float]:
     return out
 
 
-def _peaks(cluster: ClusterSpec, workload: Workload, plan: Plan) -> list[float]:
-    """Dense peak FLOP/s at the GEMM precision of all ranks of each group."""
-    out = []
-    for stage in plan.stages:
-        for group in stage.groups:
-            ranks = sum(len(parse_range(text)) for text in group.ranks)
-            out.append(ranks * cluster.gpu_of(cluster.pool(group.pool)).peak_flops.get(workload.precision, 0.0))
-    return out
+def _peaks(costs: CostModel, plan: Plan) -> list[float]:
+    """Dense peak FLOP/s at the GEMM precision (tf32 units for fp32, as they are priced) of all ranks of each group."""
+    peak_of = {pool.name: on.peak for pool, on in zip(costs.pools, costs.devices, strict=True)}
+    return [
+        sum(len(parse_range(text)) for text in group.ranks) * peak_of[group.pool]
+        for stage in plan.stages
+        for group in stage.groups
+    ]
 
 
 def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:

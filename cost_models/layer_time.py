@@ -149,8 +149,10 @@ class LayerTimer:
         for _ in range(int(residuals)):
             self.stream(out, "residual", "residual", 3 * size, 2 * size)
 
-    def tensor_parallel(self, out: Pieces, module: str, compute: FloatArray) -> None:
+    def tensor_parallel(self, out: Pieces, module: str, compute: FloatArray, gathered_width: int | None = None) -> None:
         """Collectives around one column-row pair over TP, with ``compute`` the pair's forward GEMM seconds.
+
+        ``gathered_width`` is the width of what the column part gathers, the hidden size by default.
 
         Sequence parallel: all-gather in, reduce-scatter out; backward the mirror image, plus the input gathered again
         for the weight gradient, which Megatron hides under the input gradient. Otherwise one all-reduce each way.
@@ -161,7 +163,8 @@ class LayerTimer:
             once = collective_s("all_reduce", self.levels, volume, at.tp, 1)
             out.add("tp_comm", module, once, once, np.where(at.tp > 1, 1.0, 0.0))
             return
-        gather = collective_s("all_gather", self.levels, volume, at.tp, 1)
+        gathered = volume * (gathered_width or at.model.hidden_size) / at.model.hidden_size
+        gather = collective_s("all_gather", self.levels, gathered, at.tp, 1)
         scatter = collective_s("reduce_scatter", self.levels, volume, at.tp, 1)
         both = gather + scatter
         again = exposed_s(gather, compute)
@@ -192,7 +195,12 @@ class LayerTimer:
             self._latent(out, mixer)
         else:
             self._scan(out, mixer)
-        self.tensor_parallel(out, "attention_comm", compute)
+        width = None
+        if isinstance(mixer, MLAAttention):
+            # The down-projections run on a rank's own tokens, so the up-projections gather the latents
+            # (Megatron multi_latent_attention.py); without a query latent the hidden state is gathered for it.
+            width = (mixer.q_lora_rank or at.model.hidden_size) + mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        self.tensor_parallel(out, "attention_comm", compute, width)
 
     def _core(
         self, out: Pieces, heads: FloatArray, qk_dim: int, v_dim: int, keys: float, kv_bytes_per_token: FloatArray

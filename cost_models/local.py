@@ -43,11 +43,8 @@ class Linear:
 class Local:
     """Degrees and token counts of the cell keys for one model, workload and target."""
 
-    def __init__(
-        self, model: ModelSpec, workload: Workload, target: Target, keys: CellKeys, offered_gpus: int | None = None
-    ):
+    def __init__(self, model: ModelSpec, workload: Workload, target: Target, keys: CellKeys):
         self.model, self.workload, self.target, self.keys = model, workload, target, keys
-        self.offered_gpus = offered_gpus
         self.tp, self.cp, self.ep, self.etp = (
             np.asarray(x, dtype=float) for x in (keys.tp, keys.cp, keys.ep, keys.etp)
         )
@@ -69,10 +66,8 @@ class Local:
 
     @cached_property
     def one_stage(self) -> npt.NDArray[np.bool_]:
-        """Where the cluster has no room for a second stage, so that one rank holds embedding and head."""
-        if self.offered_gpus is None:
-            return np.zeros(len(self.tp), dtype=bool)
-        return np.asarray(2 * self.keys.stage_ranks > self.offered_gpus)
+        """Where one rank holds both embedding and head."""
+        return np.asarray(self.keys.one_stage > 0)
 
     @cached_property
     def load(self) -> float:

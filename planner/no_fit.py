@@ -164,7 +164,7 @@ def smallest_fitting(request: PlanRequest, deadline: float | None = None) -> Clu
 
 def least_state_bytes(request: PlanRequest) -> float:
     """Weights, gradients and optimizer state of the whole model, each once: no cluster can hold less."""
-    keys = CellKeys(*(np.array([value]) for value in (1, 1, 1, 1, 1, 1, 0, 0)))
+    keys = CellKeys(*(np.array([value]) for value in (1, 1, 1, 1, 1, 1, 0, 0, 1)))
     costs = CostModel(request.model, request.cluster, request.workload, request.target)
     return float(costs.cells(keys).static_bytes[0, costs.blocks.kind_of].sum())
 

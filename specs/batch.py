@@ -48,7 +48,8 @@ class _Arrays:
 class CellKeys(_Arrays):
     """What the cost of a layer depends on, apart from the layer and the GPU type. Columns of length C.
 
-    ``stage_ranks`` = tp*cp*dp ranks of one stage; ``recompute`` and ``sharding`` are indices into the target's lists.
+    ``stage_ranks`` = tp*cp*dp ranks of one stage; ``recompute`` and ``sharding`` are indices into the target's lists;
+    ``one_stage`` is 1 where the stage is the whole pipeline, so that it holds both embedding and head.
     """
 
     tp: IntArray
@@ -59,6 +60,7 @@ class CellKeys(_Arrays):
     micro_batch_size: IntArray
     recompute: IntArray
     sharding: IntArray
+    one_stage: IntArray
 
     @property
     def dp(self) -> IntArray:
@@ -88,6 +90,10 @@ class CandidateBatch(_Arrays):
     @property
     def stage_ranks(self) -> IntArray:
         return self.tp * self.cp * self.dp
+
+    @property
+    def one_stage(self) -> IntArray:
+        return np.asarray(self.pp == 1, dtype=np.int64)
 
     @property
     def world_size(self) -> IntArray:

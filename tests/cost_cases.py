@@ -103,8 +103,8 @@ def workload(batch: int = 64, seq: int = 4096, **changes: object) -> Workload:
 
 
 def keys(*rows: tuple[int, int, int, int, int, int, int, int]) -> CellKeys:
-    """Rows of (tp, cp, ep, etp, stage_ranks, micro_batch_size, recompute, sharding)."""
-    return CellKeys(*np.array(rows, dtype=np.int64).T)
+    """Rows of (tp, cp, ep, etp, stage_ranks, micro_batch_size, recompute, sharding) of a stage among several."""
+    return CellKeys(*np.array([(*row, 0) for row in rows], dtype=np.int64).T)
 
 
 def plan(
