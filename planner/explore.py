@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.protocol import StageCosts
+from meshwright.cost_models.schedules.base import MAX_REPLAYED
 from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
@@ -24,11 +25,20 @@ from .partition import splits_by_bound
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
 from .space import candidates
-from .splits import fewest_recomputed, fewest_recomputed_virtual, split_plain, split_virtual, stage_tables
+from .splits import (
+    best_recomputed,
+    fewest_recomputed_virtual,
+    improved_virtual,
+    split_plain,
+    split_virtual,
+    stage_tables,
+)
 
 Progress = Callable[[str, int, int], None]
 #: Candidates split together: few at first, since a first plan spares work, then enough to amortise numpy calls.
 SPLIT_BATCH, LARGEST_SPLIT_BATCH = 32, 256
+#: Quickest finalists whose interleaved split is improved at the end, and the chunk passes replayed for each at most.
+IMPROVED, IMPROVEMENT_PASSES = 3, 400_000
 #: Splits of a candidate simulated at once.
 SIMULATED_TOGETHER = 16
 #: Other splits simulated at most to settle the candidates that could still win.
@@ -141,8 +151,8 @@ class Search:
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))
 
     def run(self, first_fit: bool = False) -> SearchResult:
-        """Search the whole space; with ``first_fit`` stop at the first plan that fits."""
-        self._price()
+        """Search the whole space; with ``first_fit`` only what needs least memory, up to the first that fits."""
+        self._price(lean=first_fit)
         self._explore(first_fit)
         return self.result
 
@@ -153,14 +163,14 @@ class Search:
         cap = self.request.cap("pp") or self.request.fixed("pp")
         return min(self.request.model.num_layers, cap or self.request.model.num_layers)
 
-    def _price(self) -> None:
+    def _price(self, lean: bool = False) -> None:
         found = list(arrangements(self.request.cluster, self._eligible(), self._max_stages()))
         for done, arrangement in enumerate(found):
             self.progress("price", done, len(found))
             if self._late():
                 self.result.untried_bound_s = 0.0  # arrangements that were not looked at may hold anything
                 return
-            batch = self._legal(candidates(self.request, arrangement, self.request.target.expert_tensor_parallel))
+            batch = self._legal(candidates(self.request, arrangement, lean))
             if len(batch):
                 priced = PricedBatch(self.costs, batch, arrangement, self.request.target, self.request.memory_headroom)
                 self.result.priced.append(priced)
@@ -210,12 +220,18 @@ class Search:
         self._refine()
 
     def _refine(self) -> None:
-        """Look at other splits of the candidates that could still win, lowest bound first.
+        """Look at other splits of the candidates that could still win.
+
+        The quickest interleaved ones, which had one split each, are improved layer by layer. Then the plain ones,
+        lowest bound first.
 
         The dynamic programme minimises the bound, the events may like another split better. Splits come in rising order
         of bound, so a candidate is settled when the next bound is not below the best step time.
         """
         result = self.result
+        for position in sorted(range(len(result.finalists)), key=lambda i: result.finalists[i].order)[:IMPROVED]:
+            if result.finalists[position].column("vpp") > 1 and not self._late():
+                result.finalists[position] = improved(result.finalists[position])
         left = SIMULATION_LIMIT
         for position in sorted(range(len(result.finalists)), key=lambda i: (result.finalists[i].bound_s, i)):
             finalist, best = result.finalists[position], result.best
@@ -282,7 +298,7 @@ class Search:
     def _plain(self, priced: PricedBatch, index: IntArray, best: float) -> list[Finalist]:
         """The best-bound split of 1F1B candidates of one recompute kind, where one fits."""
         if priced.is_block[index[0]]:
-            leading, cuts, bound = fewest_recomputed(priced, index, best)
+            leading, cuts, bound = best_recomputed(priced, index, best)
         else:
             leading = np.zeros(len(index), dtype=np.int64)
             cuts, bound = split_plain(priced, index, best)
@@ -309,6 +325,16 @@ def simulated(finalist: Finalist) -> Finalist:
     step_s = float(priced.step_s(candidate, finalist.cuts[None], finalist.leading)[0])
     bound_s = step_s if priced.batch.vpp[candidate] > 1 else finalist.bound_s
     return replace(finalist, step_time_s=step_s, bound_s=bound_s)
+
+
+def improved(finalist: Finalist) -> Finalist:
+    """An interleaved finalist with its split improved, where that shortens its step."""
+    priced, candidate, leading = finalist.batch, finalist.candidate, finalist.leading
+    passes = 2 * (len(finalist.cuts) - 1) * min(finalist.column("num_microbatches"), MAX_REPLAYED)
+    cuts, step_s = improved_virtual(
+        priced, candidate, finalist.cuts, leading, finalist.step_time_s, IMPROVEMENT_PASSES // passes
+    )
+    return replace(finalist, cuts=cuts, step_time_s=step_s)
 
 
 def refined(finalist: Finalist, best_s: float, limit: int) -> tuple[Finalist, int]:

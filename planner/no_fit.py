@@ -25,8 +25,10 @@ from .splits import split_plain, split_virtual
 
 #: The smallest fitting cluster is looked for up to this many GPUs.
 MAX_GPUS = 131_072
-#: Candidates with most room that are tried when only fitting matters.
-FIRST_FIT_LIMIT = 256
+#: Sizes tried one by one before the look goes on in doublings.
+SIZES_TRIED = 64
+#: Candidates split at most to see whether any fits.
+MAX_SPLITS = 4096
 
 
 def infeasible(request: PlanRequest, result: SearchResult, deadline: float | None = None) -> PlanDocument:
@@ -49,6 +51,17 @@ def infeasible(request: PlanRequest, result: SearchResult, deadline: float | Non
         complete=result.complete,
         inputs=inputs_of(request),
         explanation=tuple(explanation),
+        provenance=provenance(),
+    )
+
+
+def undecided(request: PlanRequest) -> PlanDocument:
+    """The answer where the work limit was reached before any plan that fits was found."""
+    return PlanDocument(
+        status="unknown",
+        reason="the work limit was reached before a plan that fits was found; raise it to learn whether there is one",
+        complete=False,
+        inputs=inputs_of(request),
         provenance=provenance(),
     )
 
@@ -82,20 +95,18 @@ def _illegal(result: SearchResult) -> tuple[str, list[Explanation]]:
 
 
 def _closest(result: SearchResult) -> Finalist:
-    """The legal candidate that overflows least, split by time without regard to memory."""
-    best: tuple[float, int, int] | None = None
-    for owner, priced in enumerate(result.priced):
-        fill = priced.least_fill()
-        candidate = int(fill.argmin())
-        if best is None or fill[candidate] < best[0]:
-            best = (float(fill[candidate]), owner, candidate)
-    assert best is not None  # noqa: S101  called only with priced candidates
-    priced, candidate = result.priced[best[1]], best[2]
+    """The legal candidate that overflows least, split by time without regard to memory, as lean as it may be."""
+    fills = [priced.mean_fill() for priced in result.priced]
+    owner = int(np.argmin([fill.min() for fill in fills]))
+    priced, candidate = result.priced[owner], int(fills[owner].argmin())
+    one = np.array([candidate])
+    leading = np.array([int(priced.counted.sum()) if priced.is_block[candidate] else 0])
     if priced.batch.vpp[candidate] > 1:
-        cuts = split_virtual(priced, np.array([candidate]))[0]
+        cuts = split_virtual(priced, one)[0]
     else:
-        cuts = split_plain(priced, np.array([candidate]), ignore_memory=True)[0][0]
-    return Finalist(priced, candidate, cuts, np.inf, np.inf)
+        cuts = split_plain(priced, one, leading=leading, ignore_memory=True)[0][0]
+    longest = max(int(np.diff(np.cumsum(np.append(0, priced.counted))[cuts]).max()), 1)
+    return Finalist(priced, candidate, cuts, np.inf, np.inf, min(int(leading[0]), longest))
 
 
 def _overflow(request: PlanRequest, result: SearchResult) -> tuple[str, Explanation]:
@@ -127,39 +138,24 @@ def _overflow(request: PlanRequest, result: SearchResult) -> tuple[str, Explanat
 def smallest_fitting(request: PlanRequest, deadline: float | None = None) -> ClusterSpec | None:
     """The smallest cluster of the same kind on which some legal plan fits; None up to ``MAX_GPUS``.
 
-    Starts where all states could be spread over all GPUs, doubles until a plan fits, then bisects; assumes that more
-    GPUs never stop a plan from fitting, and so may miss a smaller odd size. Raises :class:`DeadlineExceeded` when
-    ``time.monotonic()`` passes ``deadline``.
+    Every size is tried, from where all states spread over all GPUs would have room, since neither legality nor fitting
+    grows with size; after ``SIZES_TRIED`` sizes that do not do, only every doubling is. Raises
+    :class:`DeadlineExceeded` when ``time.monotonic()`` passes ``deadline``.
     """
-    known: dict[int, bool] = {}
     needed = least_state_bytes(request)
-
-    def fits(size: int) -> bool:
+    tried, last = 0, 0
+    for size in _sizes(request.cluster):
+        cluster = scaled(request.cluster, size)
+        usable = sum(pool.num_gpus * cluster.gpu_of(pool).usable_memory_bytes for pool in cluster.pools)
+        if usable < needed or (tried >= SIZES_TRIED and size < 2 * last):
+            continue
         if deadline is not None and time.monotonic() > deadline:
             raise DeadlineExceeded("the smallest cluster that fits was not found in time")
-        if size not in known:
-            cluster = scaled(request.cluster, size)
-            usable = sum(pool.num_gpus * cluster.gpu_of(pool).usable_memory_bytes for pool in cluster.pools)
-            changed = {"cluster": cluster, "objective": "time", "work_limit": FIRST_FIT_LIMIT, "deadline_s": None}
-            known[size] = usable >= needed and (
-                Search(request.model_copy(update=changed)).run(first_fit=True).best is not None
-            )
-        return known[size]
-
-    sizes = _sizes(request.cluster)
-    high = 0
-    while not fits(sizes[high]):
-        high = 2 * high + 1
-        if high >= len(sizes):
-            return None
-    low = (high - 1) // 2 if high else -1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(sizes[middle]):
-            high = middle
-        else:
-            low = middle
-    return scaled(request.cluster, sizes[high])
+        changed = {"cluster": cluster, "objective": "time", "work_limit": MAX_SPLITS, "deadline_s": None}
+        if Search(request.model_copy(update=changed)).run(first_fit=True).best is not None:
+            return cluster
+        tried, last = tried + 1, size
+    return None
 
 
 def least_state_bytes(request: PlanRequest) -> float:

@@ -224,10 +224,13 @@ def split_chunks(busy_s: FloatArray, virtual: int, counted: FloatArray) -> IntAr
         end = np.minimum(np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :], size)
         enough = _range_sum(counted[None, :], width)[0] >= 1
         scale = busy_s.sum(axis=-1).max(axis=-1)[:, None, None] / chunks
-        powered = [
-            np.where(enough & np.isfinite(span), (span / np.maximum(scale, 1e-300)) ** 8, _INF)
-            for span in (_range_sum(busy_s[:, stage], width) for stage in range(stages))
-        ]
+        powered = []
+        for stage in range(stages):
+            share = np.where(enough, _range_sum(busy_s[:, stage], width), _INF) / np.maximum(scale, 1e-300)
+            square = share * share
+            fourth = square * square
+            # Of equal splits the one with short early chunks: they hold the most micro-batches.
+            powered.append(fourth * fourth + 1e-9 * np.arange(width))
         value = np.full((number, size + 1), _INF)
         value[:, size] = 0.0
         choices: list[IntArray] = []

@@ -12,7 +12,7 @@ from meshwright.cost_models import schedules
 from meshwright.cost_models.memory import block_capacity_bytes
 from meshwright.cost_models.protocol import CellCosts, StageCosts, Tail
 from meshwright.cost_models.schedules.wavefront import finish_times_s
-from meshwright.cost_models.step import step_bound_s, with_tail_s
+from meshwright.cost_models.step import with_tail_s
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 from meshwright.specs.target import Target
 
@@ -191,15 +191,19 @@ class PricedBatch:
     def least_step_s(self) -> FloatArray:
         """[N] a lower bound of the step time over every split, memory aside.
 
-        Work is cut freely: with t_i the share of stage i, 1F1B needs at least ``sum_{j<i} t_j + M t_i`` for every i.
-        All of them tie at the optimum, t_i = V/M (1-1/M)^i, which gives V. Interleaving can hide all but M t_i.
+        Work is cut freely: with t_i the busy seconds of stage i, 1F1B needs at least ``sum_{j<i} t_j + M t_i`` for
+        every i. Where no later stage is quicker all of them tie at the optimum, t_i = V/M (1-1/M)^i, which gives V; so
+        stages count as quick as the quickest behind them. Alone, ``M t_i`` holds for any order; interleaving may hide
+        all else.
         """
         total = self._busy
         work = total[:, :, self.kind].sum(axis=-1)[self.row][:, self.pools]
         count = self.batch.num_microbatches.astype(float)
-        decay = np.where(self.batch.vpp > 1, 1.0, 1.0 - 1.0 / count)[:, None]
-        share = decay ** np.arange(self.arrangement.pp)[None, :]
-        pipeline = count / (share / work).sum(axis=1)
+        loaded = count / (1.0 / work).sum(axis=1)
+        quickest_behind = np.minimum.accumulate(work[:, ::-1], axis=1)[:, ::-1]
+        share = (1.0 - 1.0 / count)[:, None] ** np.arange(self.arrangement.pp)[None, :]
+        passed_on = np.where(self.batch.vpp > 1, 0.0, count / (share / quickest_behind).sum(axis=1))
+        pipeline = np.maximum(loaded, passed_on)
         out: FloatArray = np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
         return out
 
@@ -254,6 +258,15 @@ class PricedBatch:
             )
             room = np.floor(self._capacity[self.row].clip(min=0.0) / np.maximum(need, 1.0)).sum(axis=1)
             fill = np.maximum(fill, count / np.maximum(room, 0.5))
+        return fill
+
+    def mean_fill(self) -> FloatArray:
+        """[N] bytes of all blocks, as lean as a candidate may be, over what all stages may hold."""
+        held = self.least_held().mean(axis=1)
+        static, activations = self.static_bytes[:, self.kind], self.cells.activation_bytes[:, self.kind]
+        need = static.sum(axis=1)[self.full_row] + held * activations.sum(axis=1)[self.full_row]
+        transient = self.cells.transient_bytes[:, self.kind].max(axis=1)[self.full_row] * self.arrangement.pp
+        fill: FloatArray = (need + transient) / np.maximum(self._capacity[self.row].clip(min=0.0).sum(axis=1), 1.0)
         return fill
 
     def least_held(self) -> FloatArray:
@@ -351,10 +364,13 @@ class PricedBatch:
         return self.costs.tail(self.cells, rows, pools, sums.dense_params, sums.expert_params, last)
 
     def bound_s(self, index: IntArray, sums: StageSums) -> FloatArray:
-        """[n] lower bound of the step time of splits."""
-        name, count = schedule_name(int(self.batch.vpp[index[0]])), self.batch.num_microbatches[index][:, None]
-        sends = sums.send_s[:, :-1]
-        return step_bound_s(name, sums.forward_s, sums.backward_s, sends, count, self.tail(index, sums))
+        """[n] lower bound of the step time of splits: the schedule's, and the tail that no split avoids."""
+        schedule, count = (
+            schedules.get(schedule_name(int(self.batch.vpp[index[0]]))),
+            self.batch.num_microbatches[index],
+        )
+        passes = schedule.bound_s(sums.forward_s, sums.backward_s, sums.send_s[:, :-1], count[:, None])
+        return passes + self.least_tail_s()[index]
 
     def step_s(self, candidate: int, cuts: IntArray, leading: int = 0) -> FloatArray:
         """Step times [k] of k splits [k, P*V + 1] of one candidate, event by event."""

@@ -11,7 +11,7 @@ from .answer_parts import finish, inputs_of, plan_of, provenance
 from .errors import DeadlineExceeded
 from .explain import describe, explain, seconds
 from .explore import Finalist, Progress, Search, SearchResult
-from .no_fit import infeasible, smallest_fitting
+from .no_fit import infeasible, smallest_fitting, undecided
 from .request import PlanRequest
 from .space import SPACE
 
@@ -38,6 +38,8 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
             raise DeadlineExceeded(
                 f"no plan was found within {request.deadline_s} s; {result.candidates} candidates seen"
             )
+        if not result.complete:
+            return finish(undecided(request), request, result, started)
         return finish(infeasible(request, result, deadline), request, result, started)
     chosen = plan_of(request, search, best)
     figures = estimate(

@@ -33,8 +33,10 @@ SPACE = (
     f"cp with at least {MIN_TOKENS_PER_CP_RANK} tokens a rank",
     f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
-    "contiguous layer splits with at least one decoder layer a chunk",
-    "the target's recompute modes, full recompute of the fewest first layers of a chunk that fit",
+    "contiguous layer splits with at least one decoder layer a stage; with virtual stages one split of near-equal "
+    "chunk times a candidate (that of the best plans is then improved layer by layer, beyond this space)",
+    "the target's recompute modes; full recompute of the first layers of a chunk, as many as is best, with virtual "
+    "stages the fewest that fit",
     "the target's sharding levels, full sharding without pipeline stages only",
 )
 
@@ -122,8 +124,13 @@ def _expert_grids(request: PlanRequest, stage_ranks: int, tp: int, span: int) ->
     ]
 
 
-def candidates(request: PlanRequest, arrangement: Arrangement, expert_tensor: bool) -> CandidateBatch:
-    """All skeletons of one arrangement, before the target's rules. ``expert_tensor`` allows etp > 1."""
+def candidates(request: PlanRequest, arrangement: Arrangement, lean: bool = False) -> CandidateBatch:
+    """All skeletons of one arrangement, before the target's rules.
+
+    With ``lean`` only those that need least memory among their like: the smallest micro-batch, fewest virtual stages,
+    and block mode where it is open, which holds full recompute.
+    """
+    expert_tensor = request.target.expert_tensor_parallel
     pools = [request.cluster.pools[index] for index in arrangement.pools]
     span = gcd(*(gcd(pool.levels[0].span, pool.num_gpus) for pool in pools))
     ranks, pp = arrangement.stage_ranks, arrangement.pp
@@ -136,6 +143,10 @@ def candidates(request: PlanRequest, arrangement: Arrangement, expert_tensor: bo
     if "interleaved" not in request.target.schedules:
         virtual = [1]
     virtual = _allowed(request, "vpp", virtual)
+    if lean:
+        virtual = virtual[:1]
+        block = block_mode(request.target)
+        modes = [block] if block in modes else modes
     heads: list[tuple[int, ...]] = []
     for tp in _allowed(request, "tp", [t for t in divisors(ranks) if span % t == 0]):
         longest = max(1, seq // MIN_TOKENS_PER_CP_RANK)
@@ -146,7 +157,7 @@ def candidates(request: PlanRequest, arrangement: Arrangement, expert_tensor: bo
             sizes = divisors(batch // dp)
             if request.fixed("micro_batch_size") is None:
                 sizes = tuple(size for size in sizes if size <= MAX_MICRO_BATCH_SIZE)
-            sizes = tuple(_allowed(request, "micro_batch_size", sizes))
+            sizes = tuple(_allowed(request, "micro_batch_size", sizes))[: 1 if lean else None]
             for ep, etp in _expert_grids(request, ranks, tp, span):
                 if etp > 1 and etp != tp and not expert_tensor:
                     continue

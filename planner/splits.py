@@ -9,6 +9,9 @@ from meshwright.specs.batch import FloatArray, IntArray
 from .partition import StageTables, split_1f1b, split_chunks
 from .pricing import PricedBatch
 
+#: Moves of one block that are simulated before an interleaved split is changed or left.
+MOVES_TRIED = 12
+
 
 def stage_tables(
     priced: PricedBatch, index: IntArray, leading: IntArray | None = None, ignore_memory: bool = False
@@ -68,12 +71,32 @@ def split_virtual(priced: PricedBatch, index: IntArray) -> IntArray:
     return split_chunks(priced.busy_s(index), int(priced.batch.vpp[index[0]]), priced.counted)
 
 
-def fewest_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tuple[IntArray, IntArray, FloatArray]:
+def best_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tuple[IntArray, IntArray, FloatArray]:
     """For 1F1B candidates in block mode: (layers recomputed in every stage [n], cuts, bounds), inf where nothing fits.
 
-    More recomputed layers never take less time or more memory, so the fewest that fit are the best; found by bisection
-    of all candidates together.
+    A given split takes longer with every layer more, so the fewest that fit come first, found by bisection of all
+    candidates together. A few more may allow a better split; they are tried while the bound without memory limits,
+    which only grows with them, is below what was found.
     """
+    found, cuts, bounds = _fewest_recomputed(priced, index, best_s)
+    layers = int(priced.counted.sum())
+    more = np.where(np.isfinite(bounds), found, layers) + 1
+    left = np.nonzero(more <= layers)[0]
+    while len(left):
+        _, free = split_plain(priced, index[left], best_s, more[left], ignore_memory=True)
+        left = left[free < bounds[left] * (1 - 1e-12)]
+        if not len(left):
+            break
+        tried, bound = split_plain(priced, index[left], best_s, more[left])
+        better = left[bound < bounds[left]]
+        taken = bound < bounds[left]
+        cuts[better], bounds[better], found[better] = tried[taken], bound[taken], more[better]
+        more[left] += 1
+        left = left[more[left] <= layers]
+    return found, cuts, bounds
+
+
+def _fewest_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tuple[IntArray, IntArray, FloatArray]:
     low = np.zeros(len(index), dtype=np.int64)
     high = np.full(len(index), int(priced.counted.sum()), dtype=np.int64)
     cuts, bounds = split_plain(priced, index, best_s)
@@ -106,3 +129,46 @@ def fewest_recomputed_virtual(priced: PricedBatch, index: IntArray, cuts: IntArr
         high[left[fits]], low[left[~fits]] = middle[fits], middle[~fits]
         left = left[high[left] - low[left] > 1]
     return high
+
+
+def neighbouring_cuts(cuts: IntArray, counted: FloatArray, reach: int) -> IntArray:
+    """[n, Q + 1] splits in which a chunk of ``cuts`` [Q + 1] gives a block to another, at most ``reach`` away.
+
+    The chunks between the two keep their length and move on by one block. No chunk loses its last decoder layer.
+    """
+    chunks = len(cuts) - 1
+    first, last = np.meshgrid(np.arange(1, chunks), np.arange(1, chunks), indexing="ij")
+    near = (first <= last) & (last - first < reach)
+    position = np.arange(chunks + 1)
+    moved = (position >= first[near][:, None]) & (position <= last[near][:, None])
+    every = np.clip(np.concatenate([cuts + moved, cuts - moved]), 0, len(counted))
+    seen = np.concatenate([[0.0], np.cumsum(counted)])
+    out: IntArray = every[(np.diff(seen[every], axis=1) >= 1).all(axis=1)]
+    return out
+
+
+def improved_virtual(
+    priced: PricedBatch, candidate: int, cuts: IntArray, leading: int, step_s: float, tries: int
+) -> tuple[IntArray, float]:
+    """An interleaved split [P*V + 1] and its step time, improved by single moves of a block while that shortens it.
+
+    Of the moves that fit, those with the lowest bounds are simulated; ``tries`` limits how many in all.
+    """
+    while tries > 0:
+        every = neighbouring_cuts(cuts, priced.counted, priced.arrangement.pp)
+        if not len(every):
+            break
+        index = np.full(len(every), candidate)
+        sums = priced.sums(index, every, np.full(len(every), leading))
+        bounds = np.where(sums.fits, priced.bound_s(index, sums), np.inf)
+        chosen = np.argsort(bounds, kind="stable")[: min(MOVES_TRIED, tries)]
+        chosen = chosen[bounds[chosen] < step_s]
+        if not len(chosen):
+            break
+        tries -= len(chosen)
+        steps = priced.step_s(candidate, every[chosen], leading)
+        best = int(steps.argmin())
+        if steps[best] >= step_s:
+            break
+        cuts, step_s = every[chosen[best]], float(steps[best])
+    return cuts, step_s

@@ -57,6 +57,51 @@ def test_the_smallest_part_of_a_node_is_found() -> None:
     assert plan(asked.model_copy(update={"cluster": scaled(asked.cluster, smaller)})).plan is None
 
 
+def test_no_smaller_cluster_fits_than_the_one_that_is_named() -> None:
+    """Neither legality nor fitting grows with size: a batch of 1,024 leaves many node counts without a legal plan."""
+    asked = request(load_model("deepseek-v3"), "8xH100", workload(1024, 4096))
+    found = smallest_fitting(asked)
+    assert found is not None
+    assert plan(asked.model_copy(update={"cluster": found})).plan is not None
+    for fewer in (8, 16, 24, 32):
+        smaller = load_cluster(f"{found.num_gpus - fewer}xH100")
+        assert plan(asked.model_copy(update={"cluster": smaller, "work_limit": 500})).plan is None
+
+
+def test_the_leanest_plan_that_does_not_fit_is_spread_over_all_gpus() -> None:
+    """DeepSeek-V3 on 64 GPUs: 12 of 18 bytes a parameter are optimizer state, 8.05e12 / 64 bytes on each GPU."""
+    answer = plan(request(load_model("deepseek-v3"), "64xH100", workload(256, 4096)))
+    why = next(item.data for item in answer.explanation if item.kind == "no-fit")
+    assert why["term"] == "optimizer"
+    assert why["breakdown_bytes"]["optimizer"] == pytest.approx(12 * 671e9 / 64, rel=0.2)
+
+
+def test_a_search_that_was_cut_short_does_not_claim_that_nothing_fits() -> None:
+    asked = request(load_model("deepseek-v3"), "192xH100", workload(1024, 4096), work_limit=1)
+    answer = plan(asked)
+    assert answer.status == "unknown"
+    assert not answer.complete
+    assert answer.plan is None
+
+
+def test_gpus_that_are_left_out_change_nothing_for_the_others() -> None:
+    tied = load_model("llama-3.2-1b")
+    assert tied.tied_embeddings
+    alone = plan(request(tied, "8xH100", workload(64, 4096)))
+    offered = plan(request(tied, "8xH100+8xV100-32GB", workload(64, 4096)))
+    assert alone.estimate is not None
+    assert offered.estimate is not None
+    assert offered.estimate.step_time_s == alone.estimate.step_time_s
+    assert offered.estimate.stages == alone.estimate.stages
+
+
+def test_mfu_in_fp32_is_over_the_units_that_run_it() -> None:
+    """A100 runs fp32 products on tf32 units: no share of their peak can pass 1."""
+    priced = estimate_degrees(request(small_model(), "8xA100-80GB", workload(16, 2048, precision="fp32")), {})
+    assert priced.estimate is not None
+    assert 0 < priced.estimate.mfu < 1
+
+
 def test_the_objective_gpus_takes_no_more_than_are_needed() -> None:
     asked = request(load_model("llama-3.1-8b"), "64xH100", workload(16, 2048), objective="gpus")
     answer = plan(asked)

@@ -157,7 +157,10 @@ def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
     answer = plan(asked)
     assert count > 20
     assert answer.estimate is not None
-    assert answer.estimate.step_time_s == pytest.approx(expected, rel=1e-9)
+    # An interleaved winner is improved beyond the one split that the space holds for it.
+    assert answer.estimate.step_time_s <= expected * (1 + 1e-9)
+    if answer.plan.vpp == 1:
+        assert answer.estimate.step_time_s == pytest.approx(expected, rel=1e-9)
     assert answer.bound is not None
     assert answer.bound.step_time_s <= expected * (1 + 1e-12)
     # The plans beside the best are the next best degrees; only the best is looked at under every split.
