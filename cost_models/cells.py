@@ -11,7 +11,7 @@ from meshwright.specs.batch import CellKeys, FloatArray, IntArray, row_codes
 from meshwright.specs.cluster import ClusterSpec, Pool
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import RecomputeMode, Target
-from meshwright.specs.workload import Workload
+from meshwright.specs.workload import BYTES, Workload
 
 from . import memory
 from .block_memory import activation_bytes, gathered_bytes, logit_bytes, static_bytes, trained_params
@@ -138,8 +138,29 @@ class CostModel:
         row, source, sink, first = np.broadcast_arrays(row, from_pool, to_pool, first_rank)
         own = Local(self.model, self.workload, self.target, cells.keys).own_tokens
         volume = (activation_element_bytes(self.workload.precision) * self.model.hidden_size * own)[row]
-        distance = cells.keys.stage_ranks[row]
-        out = np.zeros(row.shape)
+        return self._transfer_s(volume, source, sink, first, cells.keys.stage_ranks[row])
+
+    def shared_embedding_s(
+        self, cells: CellCosts, row: IntArray, first_pool: int, last_pool: int, stages: int
+    ) -> FloatArray:
+        """See :meth:`~.protocol.StageCosts.shared_embedding_s`."""
+        row = np.asarray(row)
+        frozen = self.workload.task == "lora" or "embedding" in self.workload.frozen
+        shared = self.model.tied_embeddings or (self.workload.mtp and self.model.mtp is not None)
+        if stages == 1 or frozen or not shared:
+            return np.zeros(row.shape)
+        at = Local(self.model, self.workload, self.target, cells.keys)
+        table = at.padded(self.model.vocab_size) * self.model.hidden_size / at.tp
+        volume = (table * BYTES[self.workload.gradient_dtype])[row]  # a ring of two passes the whole once
+        where = np.zeros(row.shape, dtype=np.int64)
+        distance = (stages - 1) * cells.keys.stage_ranks[row]
+        return self._transfer_s(volume, where + first_pool, where + last_pool, where, distance)
+
+    def _transfer_s(
+        self, volume: FloatArray, source: IntArray, sink: IntArray, first: IntArray, distance: IntArray
+    ) -> FloatArray:
+        """Seconds to send ``volume`` bytes from pool position ``first`` on by ``distance``, or to another pool."""
+        out = np.zeros(volume.shape)
         for g, pool in enumerate(self.pools):
             inside = (source == g) & (sink == g)
             if inside.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -169,6 +169,11 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
     """Event time of a plan and its tail."""
     backward = sums.backward_terms_s.sum(axis=-1)
     tail = costs.tail(sums.cells, sums.rows, sums.pools, sums.dense, sums.expert, backward.sum(axis=1))
+    ends = int(sums.pools[0]), int(sums.pools[-1])
+    tail = replace(
+        tail,
+        grad_reduce_s=tail.grad_reduce_s + costs.shared_embedding_s(sums.cells, sums.rows[:1], *ends, plan.pp),
+    )
     send = costs.boundary_s(sums.cells, sums.rows[:-1], sums.pools[:-1], sums.pools[1:], sums.first_ranks[:-1])
     return step_time(
         plan.schedule, sums.forward_terms_s.sum(axis=-1), backward, send, plan.num_microbatches, tail, keep_events

@@ -121,3 +121,13 @@ class StageCosts(Protocol):
         ``first_rank`` is the position of the sending stage's first rank inside its pool. Arguments broadcast.
         """
         ...
+
+    def shared_embedding_s(
+        self, cells: CellCosts, row: IntArray, first_pool: int, last_pool: int, stages: int
+    ) -> FloatArray:
+        """Seconds to add up the gradients of an embedding that the first and the last of ``stages`` stages both hold.
+
+        Shape of ``row``; 0 where there is one stage or nothing is shared (tied head, or MTP's look-up). The frameworks do
+        it after the gradient reduction, hidden under nothing.
+        """
+        ...

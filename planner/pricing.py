@@ -232,14 +232,15 @@ class PricedBatch:
             np.broadcast_to(part, shape) for part in (rows[:, None], pools[None, :], dense[:, None], expert[:, None])
         )
         tail = self.costs.tail(self.cells, row, pool, dense, expert, np.full(shape, np.inf))
-        out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1)
+        out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1) + self._shared_embedding_s
         return out
 
     def least_tail_s(self) -> FloatArray:
         """[N] optimizer and parameter gather of the mean stage on the fastest pool.
 
         Some stage has at least the mean parameters, and the slowest stage counts, so no split has a shorter tail.
-        Gradient reduction is left out: the stage that ends last may have little of it.
+        Gradient reduction is left out: the stage that ends last may have little of it. An embedding that both ends
+        share is added up after it.
         """
         return self._least_tail_s[self.row]
 
@@ -361,7 +362,15 @@ class PricedBatch:
         rows = np.broadcast_to(self.row[index][:, None], sums.dense_params.shape)
         pools = np.broadcast_to(self.pools, rows.shape)
         last = sums.backward_s.sum(axis=2)
-        return self.costs.tail(self.cells, rows, pools, sums.dense_params, sums.expert_params, last)
+        tail = self.costs.tail(self.cells, rows, pools, sums.dense_params, sums.expert_params, last)
+        shared = self._shared_embedding_s[self.row[index]][:, None]
+        return replace(tail, grad_reduce_s=tail.grad_reduce_s + shared)
+
+    @cached_property
+    def _shared_embedding_s(self) -> FloatArray:
+        """[C] seconds to add up the gradients of an embedding held by the first and the last stage."""
+        rows, ends = np.arange(len(self.cells.keys)), (int(self.pools[0]), int(self.pools[-1]))
+        return self.costs.shared_embedding_s(self.cells, rows, *ends, self.arrangement.pp)
 
     def bound_s(self, index: IntArray, sums: StageSums) -> FloatArray:
         """[n] lower bound of the step time of splits: the schedule's, and the tail that no split avoids."""

@@ -265,3 +265,17 @@ def test_workspace_is_the_fixed_part_of_what_torch_allocates() -> None:
     assert result.stages[0].breakdown_bytes["fixed"] == memory.WORKSPACE_BYTES
     outside = result.stages[0].reserved_bytes - result.stages[0].allocated_bytes / 0.94
     assert outside == pytest.approx(memory.CONTEXT_BYTES + 3 * memory.NCCL_FAMILY_BYTES, abs=2)
+
+
+def test_a_tied_embedding_is_added_up_between_the_ends_of_the_pipeline() -> None:
+    """Megatron all-reduces V x h fp32 gradients between first and last stage: with two nodes, over one 50 GB/s port."""
+    untied, shape = small(), {"pp": 2, "dp": 8, "m": 8}
+    tied = untied.model_copy(update={"tied_embeddings": True})
+    work = workload(64)
+    apart, shared = (run(model, plan(model, **shape), 2, work) for model in (untied, tied))
+    table_bytes = 32000 * 4096 * 4
+    assert shared.breakdown_s["grad_reduce"] - apart.breakdown_s["grad_reduce"] == pytest.approx(
+        table_bytes / 50e9, rel=0.3
+    )
+    alone = run(tied, plan(tied, dp=8, m=8), 1, work)
+    assert alone.breakdown_s["grad_reduce"] < table_bytes / 50e9 / 2

@@ -62,7 +62,7 @@ def test_the_first_bound_of_every_candidate_is_below_its_step_time(asked: PlanRe
             assert least[candidate] <= step_s * (1 + 1e-9)
             assert priced.bound_s(one, priced.sums(one, cuts, np.array([0])))[0] <= step_s * (1 + 1e-9)
             checked += 1
-    assert checked > 20
+    assert checked > 10
 
 
 def test_more_recomputed_layers_are_tried_where_they_allow_a_better_split() -> None:
