@@ -127,7 +127,7 @@ class StageCosts(Protocol):
     ) -> FloatArray:
         """Seconds to add up the gradients of an embedding that the first and the last of ``stages`` stages both hold.
 
-        Shape of ``row``; 0 where there is one stage or nothing is shared (tied head, or MTP's look-up). The frameworks do
-        it after the gradient reduction, hidden under nothing.
+        Shape of ``row``; 0 where there is one stage or nothing is shared (tied head, or MTP's look-up). The frameworks
+        do it after the gradient reduction, hidden under nothing.
         """
         ...
