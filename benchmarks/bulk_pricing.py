@@ -1,6 +1,6 @@
 """Milliseconds a candidate to price 10,000 plan skeletons of DeepSeek-V3 on 256 H100 in bulk.
 
-    python benchmarks/bulk_pricing.py [CANDIDATES]
+    python -m benchmarks.bulk_pricing [CANDIDATES]
 
 Prices the distinct cells once, sums even stages, and takes the lower bound of the step time of every candidate.
 """

@@ -1,6 +1,6 @@
 """Fit the GEMM and attention constants of cost_models/data/efficiency.json on measured operators.
 
-    python benchmarks/fit_efficiency.py OPDB_DIR      (needs pyarrow, pandas and scipy)
+    python -m benchmarks.fit_efficiency OPDB_DIR      (needs pyarrow, pandas and scipy)
 
 OPDB_DIR holds gemm.parquet and attention_ctx.parquet distilled from github.com/ai-dynamo/aiconfigurator
 (Apache-2.0, measured by NVIDIA). Prints JSON of constants with the median and 95th percentile error on all rows.

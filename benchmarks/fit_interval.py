@@ -1,6 +1,6 @@
 """Compare estimates with published runs and fit the interval of cost_models/data/interval.json.
 
-    python benchmarks/fit_interval.py RUNS.csv MODELS.json [--write]
+    python -m benchmarks.fit_interval RUNS.csv MODELS.json [--write]
 
 Prints errors by framework, model family, GPU and precision. The interval is the central 80% of measured / predicted
 over the rows of current frameworks, each group (architecture x GPU) weighing the same.

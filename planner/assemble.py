@@ -24,7 +24,7 @@ from meshwright.specs.plan import (
 from meshwright.specs.target import RecomputeMode, Target
 
 from .arrangements import Arrangement
-from .pricing import schedule_name
+from .live import schedule_name
 
 
 @dataclass(frozen=True)
