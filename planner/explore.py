@@ -201,8 +201,12 @@ class Search:
         while position < len(order):
             if pending.bound_s[order[position]] >= podium.last_s:
                 break  # in rising order: no later candidate can win a place
-            if result.split >= limit or self._late():
-                result.complete = False
+            if self._late():
+                break
+            if result.split >= limit:
+                best_s = result.best.step_time_s if result.best else np.inf
+                # What is left may still hold a runner-up; it leaves the answer open only if it may hold a better plan.
+                result.complete = bool(pending.bound_s[order[position]] >= best_s)
                 break
             chunk = order[position : position + min(size, limit - result.split)]
             position += len(chunk)

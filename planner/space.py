@@ -35,8 +35,8 @@ SPACE = (
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
     "contiguous layer splits with at least one decoder layer a stage; with virtual stages one split of near-equal "
     "chunk times a candidate (that of the best plans is then improved layer by layer, beyond this space)",
-    "the target's recompute modes; full recompute of the first layers of a chunk, as many as is best, with virtual "
-    "stages the fewest that fit",
+    "the target's recompute modes; full recompute of the first layers of a chunk, the fewest that fit and, without "
+    "virtual stages, up to 4 more",
     "the target's sharding levels, full sharding without pipeline stages only",
 )
 

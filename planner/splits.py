@@ -9,6 +9,8 @@ from meshwright.specs.batch import FloatArray, IntArray
 from .partition import StageTables, split_1f1b, split_chunks
 from .pricing import PricedBatch
 
+#: Layers recomputed beyond the fewest that fit, for the sake of a better split.
+MORE_RECOMPUTED = 4
 #: Moves of one block that are simulated before an interleaved split is changed or left.
 MOVES_TRIED = 12
 
@@ -75,16 +77,18 @@ def best_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tupl
     """For 1F1B candidates in block mode: (layers recomputed in every stage [n], cuts, bounds), inf where nothing fits.
 
     A given split takes longer with every layer more, so the fewest that fit come first, found by bisection of all
-    candidates together. A few more may allow a better split; they are tried while the bound without memory limits,
-    which only grows with them, is below what was found.
+    candidates together. Up to ``MORE_RECOMPUTED`` more may allow a better split; they are tried while the bound without
+    memory limits, which only grows with them, is below what was found.
     """
     found, cuts, bounds = _fewest_recomputed(priced, index, best_s)
     layers = int(priced.counted.sum())
     more = np.where(np.isfinite(bounds), found, layers) + 1
     left = np.nonzero(more <= layers)[0]
-    while len(left):
+    for _ in range(MORE_RECOMPUTED):
+        if not len(left):
+            break
         _, free = split_plain(priced, index[left], best_s, more[left], ignore_memory=True)
-        left = left[free < bounds[left] * (1 - 1e-12)]
+        left = left[free < np.minimum(bounds[left] * (1 - 1e-12), best_s)]
         if not len(left):
             break
         tried, bound = split_plain(priced, index[left], best_s, more[left])
