@@ -56,11 +56,30 @@ def _root(
 
 def main() -> None:
     """Entry point of the command."""
+    _open_closed_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Read and write nothing where the caller closed a standard stream, which Python then leaves None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Never raises for anything a user can type."""
+    try:
+        return _run(argv)
+    except OSError as error:  # files are read and written with faults of their own; only standard output is left
+        from .output import message, silence_stdout
+
+        silence_stdout()
+        message(f"error: standard output: {error.strerror or error}")
+        return exit_codes.BAD_INPUT
+
+
+def _run(argv: Sequence[str]) -> int:
     head, tail = _split(list(argv) or ["--help"])
     as_json = "--json" in head
     try:
@@ -69,15 +88,23 @@ def run(argv: Sequence[str]) -> int:
             raise KeyboardInterrupt
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted")
         return exit_codes.INTERRUPTED
     except UsageError as error:
         return _bad_usage(error, as_json)
     except MemoryError:  # telling more would need memory
-        print("error: out of memory", file=sys.stderr)
+        _tell("error: out of memory")
         return exit_codes.INTERNAL_ERROR
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
         return _failed(error, as_json)
+
+
+def _tell(line: str) -> None:
+    from .output import message
+
+    message(line)
 
 
 def _split(argv: list[str]) -> tuple[list[str], tuple[str, ...] | None]:

@@ -17,6 +17,8 @@ def read_text(path: str, pointer: str = "") -> str:
     Raises :class:`SpecError` at ``pointer`` if there is no such file, it is a directory, too large or unreadable.
     """
     if path == "-":
+        if sys.stdin is None:
+            raise SpecError(Fault(pointer, "standard input is closed"))
         raw = sys.stdin.buffer.read(specs_files.MAX_BYTES + 1)
         if len(raw) > specs_files.MAX_BYTES:
             raise SpecError(Fault(pointer, f"standard input is larger than {specs_files.MAX_BYTES} bytes"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,7 +19,12 @@ def emit(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What is left in the buffer would raise again when the interpreter closes standard output.
+        silence_stdout()
+
+
+def silence_stdout() -> None:
+    """Throw away what is still to be written: it would raise again when the interpreter closes standard output."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -39,8 +45,11 @@ def deliver(data: Any, *, as_json: bool, output: str | None) -> None:
 
 
 def message(text: str) -> None:
-    """One line to standard error, free of control characters."""
-    print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
+    """One line to standard error, free of control characters; nothing where that cannot be written."""
+    if sys.stderr is None:  # closed by the caller; print would turn to standard output
+        return
+    with contextlib.suppress(OSError):
+        print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
 
 
 def fault_dicts(faults: Iterable[Fault]) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def plan(
 
     params = context.params
     request, _ = plan_request(options.inputs_of(params) | options.search_of(params), PlanBody, files=True)
-    watched = sys.stderr.isatty()
+    watched = sys.stderr is not None and sys.stderr.isatty()
     try:
         document = answer(request, _show_progress if watched else None)
     finally:
