@@ -336,6 +336,9 @@ def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:
     workload, out = costs.workload, list(costs.cluster.assumptions)
     if costs.model.is_moe and workload.moe_load_factor == 1.0:
         out.append("routed tokens are balanced over expert ranks (moe_load_factor 1.0)")
+    longest = costs.model.max_position_embeddings
+    if longest and workload.seq_length > longest:
+        out.append(f"sequences of {workload.seq_length} tokens are longer than the model's stated maximum of {longest}")
     if costs.model.vision:
         out.append("one image a sequence passes the vision tower")
     if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):

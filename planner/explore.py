@@ -243,7 +243,7 @@ class Search:
                 break
             if finalist.column("vpp") > 1:
                 continue
-            result.finalists[position], used = refined(finalist, best.step_time_s, left)
+            result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
             left -= used
             self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
 
@@ -341,21 +341,24 @@ def improved(finalist: Finalist) -> Finalist:
     return replace(finalist, cuts=cuts, step_time_s=step_s)
 
 
-def refined(finalist: Finalist, best_s: float, limit: int) -> tuple[Finalist, int]:
+def refined(finalist: Finalist, best_s: float, limit: int, late: Callable[[], bool]) -> tuple[Finalist, int]:
     """The finalist with its best split and the bound that is then proven, and how many splits were simulated."""
     priced, candidate = finalist.batch, finalist.candidate
     tail = float(priced.least_tail_s()[candidate])
     leading = np.array([finalist.leading], dtype=np.int64)
     splits = splits_by_bound(stage_tables(priced, np.array([candidate]), leading))
-    used, bound = 0, finalist.bound_s
-    while used < limit and bound < min(best_s, finalist.step_time_s):
+    used, bound, given_up = 0, finalist.bound_s, False
+    while used < limit and bound < min(best_s, finalist.step_time_s) and not given_up and not late():
         batch = list(islice(splits, min(SIMULATED_TOGETHER, limit - used)))
         if not batch:
             return replace(finalist, bound_s=finalist.step_time_s), used
-        used += len(batch)
-        steps = priced.step_s(candidate, np.stack([cuts for _, cuts in batch]), finalist.leading)
-        quickest = int(steps.argmin())
-        if steps[quickest] < finalist.step_time_s:
-            finalist = replace(finalist, cuts=batch[quickest][1], step_time_s=float(steps[quickest]))
         bound = batch[-1][0] + tail  # every split not yet seen has at least this bound
+        cuts = [cuts for _, cuts in batch if cuts is not None]
+        given_up = len(cuts) < len(batch)
+        used += len(cuts)
+        if cuts:
+            steps = priced.step_s(candidate, np.stack(cuts), finalist.leading)
+            quickest = int(steps.argmin())
+            if steps[quickest] < finalist.step_time_s:
+                finalist = replace(finalist, cuts=cuts[quickest], step_time_s=float(steps[quickest]))
     return replace(finalist, bound_s=min(bound, finalist.step_time_s)), used

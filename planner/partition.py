@@ -21,6 +21,8 @@ import numpy as np
 from meshwright.specs.batch import FloatArray, IntArray
 
 _INF = np.inf
+#: Prefixes of splits looked at for one candidate. Equal layers have very many splits of equal bound.
+MAX_PREFIXES = 10_000
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,11 @@ def _trace(tables: StageTables, values: _Values) -> IntArray:
     return cuts
 
 
-def splits_by_bound(tables: StageTables) -> Iterator[tuple[float, IntArray]]:
+def splits_by_bound(tables: StageTables, patience: int = MAX_PREFIXES) -> Iterator[tuple[float, IntArray | None]]:
     """Every split of one candidate (N = 1) that fits, as (bound, cuts) in rising order of bound, made on demand.
 
     Best-first over prefixes of the pipeline; what the stages ahead need at least comes from the dynamic programme.
+    After ``patience`` prefixes it gives up: the last item is then (bound of all splits not given, None).
     """
     values = _solve(tables, None)
     stages, size = tables.busy_s.shape[1:]
@@ -197,6 +200,10 @@ def splits_by_bound(tables: StageTables) -> Iterator[tuple[float, IntArray]]:
         bound, cuts, spent, longest = heappop(heap)
         if not np.isfinite(bound):
             return
+        if patience == 0:
+            yield bound, None
+            return
+        patience -= 1
         stage, start = len(cuts) - 1, cuts[-1]
         if stage == stages:
             yield bound, np.array(cuts, dtype=np.int64)

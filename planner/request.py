@@ -15,6 +15,8 @@ from meshwright.specs.workload import Workload
 #: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
 DEGREES = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
 SHORT = {"mbs": "micro_batch_size", "micro-batch-size": "micro_batch_size"}
+#: Degrees above this are typing errors.
+MAX_DEGREE = 1_000_000
 #: Features that ``forbid`` may name.
 FEATURES = ("vpp", "cp", "ep", "etp", "pp", "tp", "recompute", "fsdp", "uneven")
 
@@ -47,11 +49,29 @@ class PlanRequest(Document):
             for name, value in getattr(self, field).items():
                 if name not in allowed:
                     raise ValueError(f"{field}: {name!r} is not a choice; use one of {', '.join(sorted(allowed))}")
-                if name in DEGREES and not (isinstance(value, int) and value >= 1):
-                    raise ValueError(f"{field}: {name} must be a whole number from 1, got {value!r}")
+                whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_DEGREE
+                if SHORT.get(name, name) in DEGREES and not whole:
+                    raise ValueError(f"{field}: {name} must be a whole number from 1 to {MAX_DEGREE}, got {value!r}")
         for name in self.forbid:
             if name not in FEATURES:
                 raise ValueError(f"forbid: {name!r} is not a feature; use one of {', '.join(FEATURES)}")
+        return self
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        valid = {"recompute": [mode.label for mode in self.target.recompute], "sharding": list(self.target.sharding)}
+        for name, labels in valid.items():
+            if name in self.fix and self.fix[name] not in labels:
+                raise ValueError(f"fix: {self.target.name} has no {name} {self.fix[name]!r}; use {', '.join(labels)}")
+        pinned = {SHORT.get(name, name): value for name, value in self.fix.items()}
+        if len(pinned) < len(self.fix):
+            raise ValueError("fix: micro_batch_size and mbs are one choice; give one of them")
+        for name, value in pinned.items():
+            cap = self.cap(name)
+            if cap is not None and isinstance(value, int) and value > cap:
+                raise ValueError(f"fix: {name}={value} is above max: {name}={cap}")
+            if name in self.forbid and value not in (1, "none"):
+                raise ValueError(f"fix: {name}={value} contradicts forbid: {name}")
         return self
 
     def fixed(self, name: str) -> int | None:

@@ -47,9 +47,11 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
     )
     bound_s = min(result.bound_s, figures.step_time_s)  # the same sum in another order may differ by rounding
     gap = 1.0 - bound_s / figures.step_time_s
+    if gap <= OPTIMAL_GAP:
+        bound_s, gap = figures.step_time_s, 0.0
     alternatives = other_plans(request, search, result, best)
     document = PlanDocument(
-        status="optimal" if result.complete and gap <= OPTIMAL_GAP else "feasible",
+        status="optimal" if result.complete and gap == 0.0 else "feasible",
         complete=result.complete,
         reason=None if result.complete else "the search was cut short; the gap covers what was not tried",
         inputs=inputs_of(request),

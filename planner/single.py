@@ -14,6 +14,7 @@ from meshwright.cost_models.estimate import estimate
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.placement import placement_faults
 from meshwright.specs.plan import Plan
 from meshwright.specs.target import RecomputeMode
 
@@ -81,7 +82,11 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
 
 
 def document_for_plan(request: PlanRequest, plan: Plan) -> PlanDocument:
-    """Price a whole plan. Raises :class:`IllegalPlan` where the target refuses it."""
+    """Price a whole plan. Raises :class:`IllegalPlan` where the target refuses it, :class:`SpecError` where it does
+    not lie on the request's cluster."""
+    faults = placement_faults(plan, request.cluster, "/plan")
+    if faults:
+        raise SpecError(faults)
     return _document(request, plan, time.process_time())
 
 

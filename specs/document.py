@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt
 
 from .base import Document
 from .cluster import ClusterSpec
+from .errors import SpecError
 from .estimate import Estimate
 from .model import ModelSpec
+from .placement import placement_faults
 from .plan import Plan
 from .target import Target
 from .workload import Workload
@@ -91,3 +93,13 @@ class PlanDocument(Document):
     explanation: tuple[Explanation, ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
     run: Run | None = None
+
+    @classmethod
+    def parse(cls, data: Any, pointer: str = "") -> Self:
+        """Validate a document, and that its plan lies on its cluster; SpecError with a fault per wrong field."""
+        document = super().parse(data, pointer)
+        if document.plan is not None:
+            faults = placement_faults(document.plan, document.inputs.cluster, f"{pointer}/plan")
+            if faults:
+                raise SpecError(faults)
+        return document

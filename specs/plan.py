@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from .base import Document
+from .fields import Count
 from .target import RecomputeMode
 
 Schedule = Literal["1f1b", "interleaved"]
@@ -140,16 +141,16 @@ class Options(Document):
 class Plan(Document):
     """A complete plan. A degree is null where stages differ; ``stages`` always say all."""
 
-    tp: PositiveInt | None
-    pp: PositiveInt
-    cp: PositiveInt | None
-    ep: PositiveInt | None
-    etp: PositiveInt | None
-    dp: PositiveInt | None
-    edp: PositiveInt | None
-    vpp: PositiveInt = 1
-    micro_batch_size: PositiveInt | None
-    num_microbatches: PositiveInt
+    tp: Count | None
+    pp: Count
+    cp: Count | None
+    ep: Count | None
+    etp: Count | None
+    dp: Count | None
+    edp: Count | None
+    vpp: Count = 1
+    micro_batch_size: Count | None
+    num_microbatches: Count
     schedule: Schedule
     sharding: Sharding
     recompute: RecomputeMode
@@ -157,6 +158,26 @@ class Plan(Document):
     rank_order: str = "tp-cp-ep-dp-pp"
     devices: tuple[Devices, ...] = ()
     options: Options = Options()
+
+    @model_validator(mode="after")
+    def _says_what_the_stages_say(self) -> Self:
+        for name in ("tp", "cp", "ep", "etp", "dp", "edp"):
+            self._agrees(name, {getattr(stage.degrees, name) for stage in self.stages})
+        self._agrees("micro_batch_size", {stage.micro_batch_size for stage in self.stages})
+        if self.pp != len(self.stages):
+            raise ValueError(f"pp is {self.pp}, but there are {len(self.stages)} stages")
+        chunks = {len(stage.chunks) for stage in self.stages}
+        if chunks != {self.vpp}:
+            raise ValueError(f"vpp is {self.vpp}, but stages have {sorted(chunks)} chunks")
+        if (self.schedule == "1f1b") != (self.vpp == 1):
+            raise ValueError(f"schedule {self.schedule} does not run {self.vpp} chunks a stage")
+        return self
+
+    def _agrees(self, name: str, found: set[int]) -> None:
+        stated = getattr(self, name)
+        wanted = next(iter(found)) if len(found) == 1 else None
+        if stated != wanted:
+            raise ValueError(f"{name} is {stated}, but the stages have {sorted(found)}")
 
     @property
     def num_ranks(self) -> int:

@@ -169,6 +169,20 @@ def test_more_chunks_than_layers_is_refused():
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), stages=st.integers(1, 4), size=st.integers(6, 8), tight=st.booleans())
+def test_a_search_without_patience_gives_up_with_a_bound_of_the_rest(seed, stages, size, tight):
+    tables = random_tables(seed, stages, size, tight)
+    one = StageTables(**{name: value[:1] if name != "counted" else value for name, value in vars(tables).items()})
+    whole = [b for b, _ in splits_by_bound(one)]
+    short = list(splits_by_bound(one, patience=size))
+    given = [b for b, cuts in short if cuts is not None]
+    assert given == whole[: len(given)]
+    if len(given) < len(whole):
+        assert short[-1][1] is None
+        assert short[-1][0] <= whole[len(given)] * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), stages=st.integers(1, 4), size=st.integers(6, 8), tight=st.booleans())
 def test_splits_come_in_rising_order_and_none_is_missing(seed, stages, size, tight):
     tables = random_tables(seed, stages, size, tight)
     one = StageTables(**{name: value[:1] if name != "counted" else value for name, value in vars(tables).items()})

@@ -256,3 +256,35 @@ def test_a_plan_that_does_not_fit_is_priced_and_says_what_binds() -> None:
     assert not answer.estimate.fits
     assert answer.reason is not None
     assert "does not fit" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"fix": {"tp": 4}, "max": {"tp": 2}}, "above max"),
+        ({"fix": {"vpp": 2}, "forbid": ("vpp",)}, "contradicts forbid"),
+        ({"fix": {"mbs": 2, "micro_batch_size": 4}}, "one choice"),
+        ({"fix": {"sharding": "foo"}}, "zero1"),
+        ({"fix": {"recompute": "some"}}, "selective:layernorm"),
+        ({"fix": {"tp": 10**20}}, "whole number"),
+        ({"fix": {"mbs": 0}}, "whole number"),
+        ({"fix": {"qp": 1}}, "not a choice"),
+        ({"forbid": ("speed",)}, "not a feature"),
+    ],
+)
+def test_contradictory_or_unknown_choices_are_refused(choices: dict[str, object], words: str) -> None:
+    asked = request(small_model(), "8xH100")
+    with pytest.raises(SpecError, match=words):
+        PlanRequest.parse({**dict(asked), **choices})
+
+
+def test_a_sequence_beyond_the_models_maximum_is_said() -> None:
+    answer = plan(request(small_model(), "8xH100", workload(8, 16384)))
+    assert answer.estimate is not None
+    assert any("16384" in text and "8192" in text for text in answer.estimate.assumptions)
+
+
+def test_many_equal_stages_are_settled_in_bounded_time() -> None:
+    """21 equal stages of 32 equal layers have millions of splits of equal bound."""
+    answer = plan(request(load_model("llama-3.1-8b"), "7x3xA100-SXM-80GB", workload(64, 4096), fix={"pp": 21}))
+    assert answer.plan is not None
