@@ -52,12 +52,27 @@ def _in_degrees(fault: Fault) -> Fault:
 
 
 def estimate_document(document: PlanDocument, memory_headroom: float = 0.0) -> PlanDocument:
-    """Price the plan of a plan document again."""
+    """Price the plan of a plan document again. Raises :class:`NoPlan` for a document without one."""
     from meshwright.planner.single import document_for_plan
 
+    plan = plan_of(document)
+    return document_for_plan(document_request(document, memory_headroom=memory_headroom), plan)
+
+
+class NoPlan(SpecError):  # noqa: N818  named for what it says
+    """A plan is asked for that ``document`` does not hold."""
+
+    def __init__(self, document: PlanDocument):
+        self.document = document
+        why = f"status {document.status}" + (f": {document.reason}" if document.reason else "")
+        super().__init__(Fault("/document/plan", f"is null: the document holds no plan ({why})"))
+
+
+def plan_of(document: PlanDocument) -> Plan:
+    """The plan of a document that was handed in; :class:`NoPlan` where it holds none."""
     if document.plan is None:
-        raise SpecError(Fault("/document/plan", f"is null: the document holds no plan (status {document.status})"))
-    return document_for_plan(document_request(document, memory_headroom=memory_headroom), document.plan)
+        raise NoPlan(document)
+    return document.plan
 
 
 def exit_code_of(document: PlanDocument) -> int:

@@ -135,8 +135,10 @@ def _failed(error: Exception, as_json: bool) -> int:
     from .output import report_faults, report_violations
 
     if isinstance(error, SpecError):
+        from .answers import NoPlan, exit_code_of
+
         report_faults(error.faults, as_json=as_json)
-        return exit_codes.BAD_INPUT
+        return exit_code_of(error.document) if isinstance(error, NoPlan) else exit_codes.BAD_INPUT
     if isinstance(error, IllegalPlan):
         report_violations(error.violations, as_json=as_json)
         return exit_codes.ILLEGAL

@@ -6,9 +6,13 @@ import io
 import zipfile
 from collections.abc import Mapping
 
-from meshwright.megatron_export import EXPORTERS
+from meshwright.megatron_export import EXPORTERS, LAUNCHERS
+from meshwright.planner.errors import IllegalPlan
+from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.placement import placement_faults
+from meshwright.specs.plan import Plan
 from meshwright.specs.targets import load_target
 
 #: Earliest time that a zip archive can hold; a fixed one keeps the archive the same for the same plan.
@@ -18,7 +22,8 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 def export_files(document: PlanDocument, target: str | None = None, launcher: str = "torchrun") -> dict[str, str]:
     """Name to text of every file. ``target`` must be the one that the plan was made for (None = that one).
 
-    Raises :class:`SpecError` for another target, an unknown launcher, or a document without a plan.
+    Raises :class:`SpecError` for another target, an unknown launcher, or a document without a plan;
+    :class:`IllegalPlan` for a plan that the target refuses.
     """
     if document.plan is None:
         raise SpecError(Fault("/plan", f"is null: there is nothing to export (status {document.status})"))
@@ -32,10 +37,31 @@ def export_files(document: PlanDocument, target: str | None = None, launcher: st
             raise SpecError(
                 Fault("/target", f"the plan is for {made_for.name}; plan again for {name}", (made_for.name,))
             )
+    require_launcher(launcher)
+    _require_legal(document, document.plan)
     exporter = EXPORTERS.get(made_for.framework)
     if exporter is None:
         raise SpecError(Fault("/target", f"there is no exporter for {made_for.framework}", tuple(EXPORTERS)))
     return exporter(document, launcher)
+
+
+def _require_legal(document: PlanDocument, plan: Plan) -> None:
+    """Refuse what an estimate of the same document refuses, in the same way."""
+    inputs = document.inputs
+    faults = placement_faults(plan, inputs.cluster, "/document/plan")
+    if faults:
+        raise SpecError(faults)
+    used = dict.fromkeys(group.gpu for stage in plan.stages for group in stage.groups)
+    gpus = [inputs.cluster.gpus[name] for name in used if name in inputs.cluster.gpus]
+    broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
+    if broken:
+        raise IllegalPlan(broken)
+
+
+def require_launcher(launcher: str) -> None:
+    """:class:`SpecError` for a launcher that no exporter knows."""
+    if launcher not in LAUNCHERS:
+        raise SpecError(Fault("/launcher", f"{launcher[:40]!r} is not a launcher", tuple(LAUNCHERS)))
 
 
 def zip_of(files: Mapping[str, str]) -> bytes:

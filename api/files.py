@@ -32,8 +32,51 @@ def read_text(path: str, pointer: str = "") -> str:
         raise SpecError(Fault(pointer + f.pointer, f.message, f.alternatives) for f in error.faults) from None
 
 
+def require_file_place(path: str, pointer: str = "/output") -> None:
+    """:class:`SpecError` where no file can be written to ``path``; nothing is written."""
+    place = Path(path)
+    try:
+        if not path:
+            reason = "is empty; a file name is needed"
+        elif path == "-":
+            reason = "is no file name; --json prints the document on standard output"
+        elif place.is_dir():
+            reason = f"{path} is a folder; a file name is needed"
+        elif not place.parent.is_dir():
+            reason = f"cannot write {path}: there is no folder {place.parent}"
+        elif not os.access(place if place.exists() else place.parent, os.W_OK):
+            reason = f"cannot write {path}: permission denied"
+        else:
+            return
+    except (OSError, ValueError) as error:  # a null character, a name too long
+        reason = f"cannot write {path}: {error.strerror if isinstance(error, OSError) else error}"
+    raise SpecError(Fault(pointer, reason))
+
+
+def require_folder(folder: str, pointer: str) -> None:
+    """:class:`SpecError` where no files can be written into ``folder``, which need not exist; nothing is written."""
+    try:
+        if not folder:
+            raise SpecError(Fault(pointer, "is empty; a folder is needed"))
+        if folder == "-":
+            raise SpecError(Fault(pointer, "is no folder; meshwright export --json prints the files"))
+        nearest = Path(folder).absolute()
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            raise SpecError(Fault(pointer, f"{nearest} is a file; a folder is needed"))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise SpecError(Fault(pointer, f"cannot write into {nearest}: permission denied"))
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SpecError(Fault(pointer, f"cannot write into {folder}: {reason}")) from None
+
+
 def write_file(path: str, text: str, pointer: str = "/output") -> None:
     """Write ``text`` to ``path``; :class:`SpecError` where that cannot be."""
+    require_file_place(path, pointer)
     try:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -34,7 +34,9 @@ Target = Annotated[str | None, _option("--target", "Framework and version. Defau
 
 GlobalBatchSize = Annotated[str | None, _option("--global-batch-size", "Sequences a step. Required.", "N")]
 SeqLength = Annotated[str | None, _option("--seq-length", "Tokens a sequence. Required.", "N")]
-Precision = Annotated[str | None, _option("--precision", "bf16 (default), fp8, mxfp8, nvfp4, fp16 or fp32.", "NAME")]
+Precision = Annotated[
+    str | None, _option("--precision", "bf16 (default), fp8, mxfp8, nvfp4, fp16, tf32 or fp32.", "NAME")
+]
 Task = Annotated[str | None, _option("--task", "pretrain (default), sft or lora.", "NAME")]
 LoraRank = Annotated[str | None, _option("--lora-rank", "Rank of the adapters.", "N")]
 LoraTargets = Annotated[

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
+from meshwright.megatron_export import LAUNCHERS
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 
@@ -115,7 +116,7 @@ def _add_plans(app: FastAPI, store: PlanStore, workers: _Workers) -> None:
     async def export_plan(
         plan_id: str,
         target: str,
-        launcher: Annotated[str, Query(description="torchrun or slurm")] = "torchrun",
+        launcher: Annotated[str, Query(description=f"One of {', '.join(LAUNCHERS)}")] = "torchrun",
         format: Annotated[str | None, Query(description="json or zip")] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:

@@ -39,8 +39,11 @@ def check(
       meshwright check --world-size 8 --env CUDA_DEVICE_MAX_CONNECTIONS=1 --json -- --num-layers 32 ...
     """
     from ..checks import run_check
+    from ..files import require_file_place
     from ..output import deliver
 
+    if output is not None:
+        require_file_place(output)
     result = run_check(_body(context), files=True)
     deliver(result, as_json=json, output=output)
     if not json:

@@ -54,8 +54,11 @@ def estimate(
       meshwright estimate --cluster 8xH100 -- --num-layers 32 --hidden-size 4096 ...
     """
     from ..answers import exit_code_of
+    from ..files import require_file_place
     from ..output import deliver
 
+    if output is not None:
+        require_file_place(output)
     document = _document(context.params, context.obj)
     deliver(document.to_json(), as_json=json, output=output)
     if not json:

@@ -10,7 +10,12 @@ from .. import exit_codes
 
 PlanFile = Annotated[str | None, typer.Argument(metavar="PLAN", help="Plan document, or - for standard input.")]
 Target = Annotated[str | None, typer.Option("--target", metavar="TARGET", help="Default: the target the plan is for.")]
-Launcher = Annotated[str, typer.Option("--launcher", metavar="NAME", help="torchrun or slurm.")]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        "--launcher", metavar="NAME", help="torchrun (default), slurm, ssh or kubernetes.", show_default=False
+    ),
+]
 Folder = Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the files as one JSON document; -o may be left out.")]
@@ -33,21 +38,25 @@ def export(
     """
     from meshwright.specs.errors import Fault, SpecError
 
-    from ..exports import export_files
-    from ..files import write_folder
+    from ..answers import plan_of
+    from ..exports import export_files, require_launcher
+    from ..files import require_folder, write_folder
     from ..output import emit, message, to_json
     from ..plan_files import require_plan_file
+    from ..requests import Faults
 
     if document is None:
         raise SpecError(Fault("/document", "is required"))
     if output is None and not json:
         raise SpecError(Fault("/output", "is required (or --json)"))
-    plan = require_plan_file(document)
-    if plan.plan is None:
-        message(f"error: PLAN: the document holds no plan ({plan.reason or plan.status})")
-        if json:
-            emit(to_json({"errors": [{"pointer": "/document/plan", "message": "is null", "alternatives": []}]}))
-        return exit_codes.DOES_NOT_FIT
+    faults = Faults()
+    faults.of("", lambda: require_launcher(launcher))
+    if output is not None:
+        faults.of("", lambda: require_folder(output, "/output"))
+    plan = faults.of("", lambda: require_plan_file(document))
+    faults.raise_if_any()
+    assert plan is not None  # noqa: S101 - raise_if_any has raised otherwise
+    plan_of(plan)
     files = export_files(plan, target, launcher)
     if output is not None:
         for path in write_folder(output, files, force=force):

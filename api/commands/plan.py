@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import options
+
+if TYPE_CHECKING:
+    from ..requests import Faults
 
 #: Back to the start of the line, and erase it.
 _CLEAR = "\r\x1b[2K"
@@ -15,7 +18,12 @@ _CLEAR = "\r\x1b[2K"
 Export = Annotated[
     str | None, typer.Option("--export", metavar="DIR", help="Also write the files that run the plan into DIR.")
 ]
-Launcher = Annotated[str, typer.Option("--launcher", metavar="NAME", help="Launcher of --export: torchrun or slurm.")]
+Launcher = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher", metavar="NAME", help="Launcher of --export: torchrun (default), slurm, ssh or kubernetes."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Let --export replace files.")]
 
 
@@ -50,7 +58,7 @@ def plan(
     json: options.Json = False,
     output: options.Output = None,
     export: Export = None,
-    launcher: Launcher = "torchrun",
+    launcher: Launcher = None,
     force: Force = False,
 ) -> int:
     """Find the fastest plan that fits.
@@ -64,10 +72,15 @@ def plan(
     from ..answers import answer, exit_code_of
     from ..bodies import PlanBody
     from ..output import deliver, message
-    from ..requests import plan_request
+    from ..requests import Faults, plan_request
 
     params = context.params
-    request, _ = plan_request(options.inputs_of(params) | options.search_of(params), PlanBody, files=True)
+    faults = Faults()
+    _check_destinations(faults, output, export, launcher)
+    body = faults.of("", lambda: options.inputs_of(params) | options.search_of(params))
+    request = faults.of("", lambda: plan_request(body, PlanBody, files=True)[0]) if body is not None else None
+    faults.raise_if_any()
+    assert request is not None  # noqa: S101 - raise_if_any has raised otherwise
     watched = sys.stderr is not None and sys.stderr.isatty()
     try:
         document = answer(request, _show_progress if watched else None)
@@ -79,14 +92,35 @@ def plan(
         from ..files import write_folder
 
         # before anything is printed: a fault here must leave one document, the errors, on standard output
-        paths = write_folder(export, export_files(document, None, launcher), force=force, pointer="/export")
+        paths = write_folder(
+            export, export_files(document, None, launcher or "torchrun"), force=force, pointer="/export"
+        )
         message(f"wrote {len(paths)} files to {export}")
+    elif export is not None:
+        message(f"nothing was exported to {export}: there is no plan (status {document.status})")
     deliver(document.to_json(), as_json=json, output=output)
     if not json:
         from ..render import print_document
 
         print_document(document)
     return exit_code_of(document)
+
+
+def _check_destinations(faults: Faults, output: str | None, export: str | None, launcher: str | None) -> None:
+    """Note what would keep the files from being written: better told before the search than after it."""
+    from meshwright.specs.errors import Fault
+
+    from ..exports import require_launcher
+    from ..files import require_file_place, require_folder
+
+    if output is not None:
+        faults.of("", lambda: require_file_place(output))
+    if launcher is not None:
+        faults.of("", lambda: require_launcher(launcher))
+        if export is None:
+            faults.found.append(Fault("/launcher", "says how --export starts the plan; give --export DIR too"))
+    if export is not None:
+        faults.of("", lambda: require_folder(export, "/export"))
 
 
 def _show_progress(stage: str, done: int, total: int) -> None:
