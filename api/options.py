@@ -14,9 +14,12 @@ import typer
 from .units import duration_s, fraction, integer
 
 
-def _option(flag: str, help: str, metavar: str) -> Any:
+def option(flag: str, help: str, metavar: str) -> Any:
+    """An option that is taken as text."""
     return typer.Option(flag, help=help, metavar=metavar, show_default=False)
 
+
+CLUSTER_FORMS = "64xH100, 8x8xH100-SXM, 4x8xH100+4x8xA100-80GB, or YAML file"
 
 Model = Annotated[
     str | None,
@@ -28,61 +31,59 @@ Model = Annotated[
 ]
 Cluster = Annotated[
     str | None,
-    _option("--cluster", "64xH100, 8x8xH100-SXM, 4x8xH100+4x8xA100-80GB, or YAML file. Required.", "CLUSTER"),
+    option("--cluster", f"{CLUSTER_FORMS}. Required.", "CLUSTER"),
 ]
-Target = Annotated[str | None, _option("--target", "Framework and version. Default megatron@0.19.", "TARGET")]
+Target = Annotated[str | None, option("--target", "Framework and version. Default megatron@0.19.", "TARGET")]
 
-GlobalBatchSize = Annotated[str | None, _option("--global-batch-size", "Sequences a step. Required.", "N")]
-SeqLength = Annotated[str | None, _option("--seq-length", "Tokens a sequence. Required.", "N")]
+GlobalBatchSize = Annotated[str | None, option("--global-batch-size", "Sequences a step. Required.", "N")]
+SeqLength = Annotated[str | None, option("--seq-length", "Tokens a sequence. Required.", "N")]
 Precision = Annotated[
-    str | None, _option("--precision", "bf16 (default), fp8, mxfp8, nvfp4, fp16, tf32 or fp32.", "NAME")
+    str | None, option("--precision", "bf16 (default), fp8, mxfp8, nvfp4, fp16, tf32 or fp32.", "NAME")
 ]
-Task = Annotated[str | None, _option("--task", "pretrain (default), sft or lora.", "NAME")]
-LoraRank = Annotated[str | None, _option("--lora-rank", "Rank of the adapters.", "N")]
+Task = Annotated[str | None, option("--task", "pretrain (default), sft or lora.", "NAME")]
+LoraRank = Annotated[str | None, option("--lora-rank", "Rank of the adapters.", "N")]
 LoraTargets = Annotated[
-    str | None, _option("--lora-targets", "Adapted maps, comma-separated: qkv,proj,fc1,fc2.", "LIST")
+    str | None, option("--lora-targets", "Adapted maps, comma-separated: qkv,proj,fc1,fc2.", "LIST")
 ]
 Frozen = Annotated[
     list[str] | None,
-    _option("--frozen", "Module without gradients: vision, embedding, decoder, head. Repeatable.", "MODULE"),
+    option("--frozen", "Module without gradients: vision, embedding, decoder, head. Repeatable.", "MODULE"),
 ]
-ParamsDtype = Annotated[str | None, _option("--params-dtype", "Stored parameters.", "DTYPE")]
-GradientDtype = Annotated[str | None, _option("--gradient-dtype", "Gradient buffer.", "DTYPE")]
-MainParamsDtype = Annotated[str | None, _option("--main-params-dtype", "The optimizer's parameters.", "DTYPE")]
-MomentsDtype = Annotated[str | None, _option("--moments-dtype", "The optimizer's moments.", "DTYPE")]
-Optimizer = Annotated[str | None, _option("--optimizer", "adam (default) or sgd.", "NAME")]
+ParamsDtype = Annotated[str | None, option("--params-dtype", "Stored parameters.", "DTYPE")]
+GradientDtype = Annotated[str | None, option("--gradient-dtype", "Gradient buffer.", "DTYPE")]
+MainParamsDtype = Annotated[str | None, option("--main-params-dtype", "The optimizer's parameters.", "DTYPE")]
+MomentsDtype = Annotated[str | None, option("--moments-dtype", "The optimizer's moments.", "DTYPE")]
+Optimizer = Annotated[str | None, option("--optimizer", "adam (default) or sgd.", "NAME")]
 MoeLoadFactor = Annotated[
-    str | None, _option("--moe-load-factor", "Load of the fullest expert rank over the mean. Default 1.", "X")
+    str | None, option("--moe-load-factor", "Load of the fullest expert rank over the mean. Default 1.", "X")
 ]
 MoeCapacityFactor = Annotated[
-    str | None, _option("--moe-capacity-factor", "Drop tokens beyond this share of an expert's mean.", "X")
+    str | None, option("--moe-capacity-factor", "Drop tokens beyond this share of an expert's mean.", "X")
 ]
 Mtp = Annotated[bool, typer.Option("--mtp", help="Train the multi-token prediction layers.")]
 
 Headroom = Annotated[
-    str | None, _option("--memory-headroom", "Share of usable memory to leave free, such as 5%.", "SHARE")
+    str | None, option("--memory-headroom", "Share of usable memory to leave free, such as 5%.", "SHARE")
 ]
-Objective = Annotated[str | None, _option("--objective", "time (default): fastest step; gpus: fewest GPUs.", "NAME")]
-Top = Annotated[str | None, _option("--top", "How many plans to rank. Default 5.", "K")]
-Fix = Annotated[list[str] | None, _option("--fix", "Pin a choice, such as tp=8. Repeatable.", "NAME=VALUE")]
-Max = Annotated[list[str] | None, _option("--max", "Cap a degree, such as pp=16. Repeatable.", "NAME=N")]
-Forbid = Annotated[list[str] | None, _option("--forbid", "Leave a feature out, such as vpp. Repeatable.", "NAME")]
+Objective = Annotated[str | None, option("--objective", "time (default): fastest step; gpus: fewest GPUs.", "NAME")]
+Top = Annotated[str | None, option("--top", "How many plans to rank. Default 5.", "K")]
+Fix = Annotated[list[str] | None, option("--fix", "Pin a choice, such as tp=8. Repeatable.", "NAME=VALUE")]
+Max = Annotated[list[str] | None, option("--max", "Cap a degree, such as pp=16. Repeatable.", "NAME=N")]
+Forbid = Annotated[list[str] | None, option("--forbid", "Leave a feature out, such as vpp. Repeatable.", "NAME")]
 Deadline = Annotated[
-    str | None, _option("--deadline", "Answer with the best so far after this time. Default 30s.", "TIME")
+    str | None, option("--deadline", "Answer with the best so far after this time. Default 30s.", "TIME")
 ]
-WorkLimit = Annotated[str | None, _option("--work-limit", "Stop after N partitioned candidates (reproducible).", "N")]
+WorkLimit = Annotated[str | None, option("--work-limit", "Stop after N partitioned candidates (reproducible).", "N")]
 
-Tp = Annotated[str | None, _option("--tp", "Tensor parallel.", "N")]
-Pp = Annotated[str | None, _option("--pp", "Pipeline parallel.", "N")]
-Cp = Annotated[str | None, _option("--cp", "Context parallel.", "N")]
-Ep = Annotated[str | None, _option("--ep", "Expert parallel.", "N")]
-Etp = Annotated[str | None, _option("--etp", "Expert-tensor parallel. Default as --tp.", "N")]
-Vpp = Annotated[str | None, _option("--vpp", "Virtual stages a rank. Default 1.", "N")]
-MicroBatchSize = Annotated[str | None, _option("--micro-batch-size", "Sequences a micro-batch. Default 1.", "N")]
-Recompute = Annotated[
-    str | None, _option("--recompute", "none, full, full:block:N or selective:MODULE+MODULE.", "MODE")
-]
-Sharding = Annotated[str | None, _option("--sharding", "none, zero1 or fsdp, as the target has them.", "LEVEL")]
+Tp = Annotated[str | None, option("--tp", "Tensor parallel.", "N")]
+Pp = Annotated[str | None, option("--pp", "Pipeline parallel.", "N")]
+Cp = Annotated[str | None, option("--cp", "Context parallel.", "N")]
+Ep = Annotated[str | None, option("--ep", "Expert parallel.", "N")]
+Etp = Annotated[str | None, option("--etp", "Expert-tensor parallel. Default as --tp.", "N")]
+Vpp = Annotated[str | None, option("--vpp", "Virtual stages a rank. Default 1.", "N")]
+MicroBatchSize = Annotated[str | None, option("--micro-batch-size", "Sequences a micro-batch. Default 1.", "N")]
+Recompute = Annotated[str | None, option("--recompute", "none, full, full:block:N or selective:MODULE+MODULE.", "MODE")]
+Sharding = Annotated[str | None, option("--sharding", "none, zero1 or fsdp, as the target has them.", "LEVEL")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Output = Annotated[
@@ -158,13 +159,28 @@ def degrees_of(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(items: list[str], flag: str, convert: Any = integer) -> dict[str, Any]:
-    """``NAME=VALUE`` items as a dictionary; a usage error for an item that is none. A value may be empty."""
+    """``NAME=VALUE`` items as a dictionary; a value may be empty.
+
+    Raises :class:`SpecError` for an item that is none, and for a name that is given two values.
+    """
+    from meshwright.specs.errors import Fault, SpecError
+
+    from .strict_json import escape
+
     out: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    faults = []
     for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name.strip():
-            raise typer.BadParameter(f"{flag} takes NAME=VALUE, got {item[:60]!r}")
-        out[name.strip()] = convert(value.strip())
+        name, equals, value = (part.strip() for part in item.partition("="))
+        pointer = f"/{flag.removeprefix('--')}" + ("/" + escape(name[:60]) if name else "")
+        if not equals or not name:
+            faults.append(Fault(pointer, f"takes NAME=VALUE, got {item[:60]!r}"))
+        elif given.setdefault(name, value) != value:
+            faults.append(Fault(pointer, f"is given as {given[name][:60]} and as {value[:60]}; leave one out"))
+        else:
+            out[name] = convert(value)
+    if faults:
+        raise SpecError(faults)
     return out
 
 
@@ -185,6 +201,8 @@ def field_name(pointer: str) -> str:
     if not parts:
         return ""
     head, rest = parts[0], parts[1:]
+    if head.startswith("--"):  # an argument of the framework
+        return ".".join(parts)
     if head in _ARGUMENTS:
         return ".".join([_ARGUMENTS[head], *rest])
     if head in ("workload", "degrees") and not rest:
@@ -192,4 +210,8 @@ def field_name(pointer: str) -> str:
     if head in ("workload", "degrees"):
         head, rest = ("-".join(rest[:2]), rest[2:]) if rest[0] == "lora" else (rest[0], rest[1:])
     flag = "--" + re.sub(r"_s$", "", head).replace("_", "-")
-    return ".".join([f"{flag} {rest[0]}", *rest[1:]]) if head in ("fix", "max") and rest else ".".join([flag, *rest])
+    return (
+        ".".join([f"{flag} {rest[0]}", *rest[1:]])
+        if head in ("fix", "max", "env") and rest
+        else ".".join([flag, *rest])
+    )

@@ -11,17 +11,29 @@ from meshwright.specs.errors import Fault, SpecError
 from .files import read_text
 from .strict_json import parse_json
 
+#: Fields of every plan document; two of them tell one, even damaged, from a model's configuration.
+_OURS = ("schema_version", "status", "inputs", "plan", "estimate")
+
 
 def read_plan_file(path: str) -> PlanDocument | None:
-    """The plan document in a JSON file, or None where ``path`` names none (a preset, a model's configuration)."""
+    """The plan document in a JSON file, or None where ``path`` names none (a preset, a model's configuration).
+
+    :class:`SpecError` for a damaged plan document.
+    """
     if path != "-" and not Path(path).is_file():
         return None
     text = read_text(path, "/document")
     try:
         data = parse_json(text)
-    except SpecError:
+    except SpecError as error:
+        if sum(f'"{field}"' in text for field in _OURS) >= 2:
+            raise _in_document(error) from None
         return None
-    return plan_document(data) if isinstance(data, dict) and "inputs" in data and "schema_version" in data else None
+    return plan_document(data) if isinstance(data, dict) and sum(field in data for field in _OURS) >= 2 else None
+
+
+def _in_document(error: SpecError) -> SpecError:
+    return SpecError(Fault("/document" + f.pointer, f.message, f.alternatives) for f in error.faults)
 
 
 def require_plan_file(path: str) -> PlanDocument:
@@ -29,7 +41,7 @@ def require_plan_file(path: str) -> PlanDocument:
     try:
         return plan_document(parse_json(read_text(path)), "")
     except SpecError as error:
-        raise SpecError(Fault("/document" + f.pointer, f.message, f.alternatives) for f in error.faults) from None
+        raise _in_document(error) from None
 
 
 def plan_document(data: Any, pointer: str = "/document") -> PlanDocument:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import DEGREES, SHORT, PlanRequest
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
@@ -19,6 +19,7 @@ from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
 from .bodies import DEFAULT_TARGET, EstimateBody, PlanBody
+from .strict_json import escape
 
 T = TypeVar("T")
 B = TypeVar("B", PlanBody, EstimateBody)
@@ -113,10 +114,30 @@ def plan_request(data: Any, kind: type[B], *, files: bool = False) -> tuple[Plan
     target = given.get("target", DEFAULT_TARGET)
     if isinstance(target, str):
         inputs["target"] = faults.of("/target", lambda: read_target(target))
+    faults.found += _choice_faults(given)
     faults.raise_if_any()
     assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
     options = {name: getattr(body, name) for name in OPTIONS if hasattr(body, name)}
     return PlanRequest.parse({**inputs, **options}), body
+
+
+def _choice_faults(given: dict[str, Any]) -> list[Fault]:
+    """Names in ``fix`` and ``max`` that are no choice of a plan, and one choice under two names."""
+    faults = []
+    choices_of: dict[str, tuple[str, ...]] = {"fix": (*DEGREES, "recompute", "sharding"), "max": DEGREES}
+    for field, valid in choices_of.items():
+        choices = given.get(field)
+        if not isinstance(choices, dict):
+            continue
+        names: dict[str, str] = {}
+        for name in choices:
+            pointer = f"/{field}/{escape(name)}"
+            choice = str(SHORT.get(name, name))
+            if choice not in valid:
+                faults.append(Fault(pointer, "is no choice of a plan", valid))
+            elif names.setdefault(choice, name) != name:
+                faults.append(Fault(pointer, f"and {names[choice]} are one choice; give one of them"))
+    return faults
 
 
 def document_request(document: PlanDocument, *, memory_headroom: float = 0.0) -> PlanRequest:

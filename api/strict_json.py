@@ -71,7 +71,7 @@ def _faults(root: Any) -> list[Fault]:
             if any(not _is_text(key) for key in value):
                 faults.append(Fault(pointer, "has a field name with a lone surrogate, which is not text"))
                 continue
-            todo += [(f"{pointer}/{_escape(key)}", item, depth + 1) for key, item in reversed(value.items())]
+            todo += [(f"{pointer}/{escape(key)}", item, depth + 1) for key, item in reversed(value.items())]
         elif isinstance(value, list):
             todo += [(f"{pointer}/{index}", item, depth + 1) for index, item in reversed(list(enumerate(value)))]
         elif isinstance(value, float) and not math.isfinite(value):
@@ -83,7 +83,7 @@ def _faults(root: Any) -> list[Fault]:
     return faults
 
 
-def _escape(key: str) -> str:
+def escape(key: str) -> str:
     """One step of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 

@@ -58,6 +58,8 @@ def test_text_that_is_no_integer_stays_text() -> None:
         ("/workload/lora/rank", "--lora-rank"),
         ("/degrees/micro_batch_size", "--micro-batch-size"),
         ("/fix/tp", "--fix tp"),
+        ("/env/A", "--env A"),
+        ("/--vocab-size", "--vocab-size"),
         ("/deadline_s", "--deadline"),
         ("/document/inputs/model", "PLAN.inputs.model"),
         ("/model/a~1b~0c", "MODEL.a/b~c"),
@@ -104,6 +106,19 @@ def test_places_of_wrong_numbers() -> None:
     assert [fault.pointer for fault in error.value.faults] == ["/a/1", "/a/2/b~1c", "/d"]
     with pytest.raises(JSONSyntaxError, match="line 2, column 3"):
         parse_json("{\n  x: 1}")
+
+
+def test_help_says_what_is_required_when(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for command in ("plan", "estimate", "check"):
+        run([command, "--help"])
+        texts[command] = " ".join(capsys.readouterr().out.split())
+    assert "or YAML file. Required. " in texts["plan"]
+    assert "Required. " not in texts["estimate"]
+    assert texts["estimate"].count("Required with MODEL; comes with PLAN") == 2
+    assert "Tells also whether the plan fits" in texts["check"]
+    assert "Required unless" not in texts["check"]
+    assert "tf32" in texts["plan"]
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["plan", "--help"], ["estimate", "-h"], ["catalog", "--help"]])

@@ -33,6 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x01" * 100)
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     (tmp_path / "old.json").write_text('{"schema_version": 0, "inputs": {}}')
+    (tmp_path / "damaged.json").write_text('{"schema_version": 1, "status": "feasible", "inputs": {')
     (tmp_path / "bad.yaml").write_text("pools: [{gpu: H100-SXM, nodes: 0, gpus_per_node: 8}]\n")
     (tmp_path / "truncated.yaml").write_text("pools: [{gpu: H100-SXM, nodes: \n")
     (tmp_path / "bomb.yaml").write_text("a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\npools: [*c, *c]\n")
@@ -83,8 +84,15 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ("load factor", ["plan", *GOOD, "--moe-load-factor", "inf"], ["--moe-load-factor: "]),
     ("target", ["plan", *GOOD, "--target", "megatron@99"], ["--target: "]),
     ("objective", ["plan", *GOOD, "--objective", "cost"], ["--objective: "]),
-    ("fix without value", ["plan", *GOOD, "--fix", "tp"], ["--fix"]),
-    ("fix of a strange name", ["plan", *GOOD, "--fix", "tpp=2"], ["tpp"]),
+    ("fix without value", ["plan", *GOOD, "--fix", "tp"], ["--fix tp: takes"]),
+    ("fix of a strange name", ["plan", *GOOD, "--fix", "tpp=2"], ["--fix tpp: is no choice"]),
+    ("max of a label", ["plan", *GOOD, "--max", "recompute=2"], ["--max recompute: is no choice"]),
+    ("fix of two values", ["plan", *GOOD, "--fix", "tp=2", "--fix", "tp=4"], ["--fix tp: is given as 2 and as 4"]),
+    (
+        "fix under two names",
+        ["plan", *GOOD, "--fix", "mbs=2", "--fix", "micro_batch_size=4"],
+        ["--fix micro_batch_size: and mbs are one choice"],
+    ),
     ("max of a word", ["plan", *GOOD, "--max", "pp=lots"], ["--max pp: "]),
     ("forbidden name", ["plan", *GOOD, "--forbid", "wings"], ["wings"]),
     ("deadline", ["plan", *GOOD, "--deadline", "3 parsecs"], ["--deadline: "]),
@@ -107,6 +115,9 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ("check of a folder", ["check", "--world-size", "8", "folder"], ["folder"]),
     ("check of a pair", ["check", "--world-size", "8", "--env", "A", "--", "--num-layers", "2"], ["--env"]),
     ("check of a file and arguments", ["check", "--world-size", "8", "bad.yaml", "--", "--bf16"], ["not both"]),
+    ("check of pairs", ["check", "--env", "A=1", "--env", "A=2", "--", "--bf16"], ["--env A: is given as 1 and as 2"]),
+    ("estimate of a damaged plan", ["estimate", "damaged.json"], ["PLAN: is not valid JSON"]),
+    ("estimate of a wrong plan", ["estimate", "old.json"], ["PLAN.schema_version: "]),
     ("export of nothing", ["export", "-o", "out"], ["PLAN: "]),
     ("export to nowhere", ["export", "old.json"], ["--output: "]),
     ("export of a missing file", ["export", "nothing.json", "-o", "out"], ["PLAN: "]),

@@ -9,10 +9,17 @@ import typer
 from .. import exit_codes, options
 
 File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="Script, YAML or argument file, instead of --.")]
-WorldSize = Annotated[str | None, typer.Option("--world-size", metavar="N", help="Number of ranks.")]
+WorldSize = Annotated[
+    str | None, typer.Option("--world-size", metavar="N", help="Number of ranks. Required without --cluster.")
+]
 Env = Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="Environment variable. Repeatable.")]
 TeVersion = Annotated[str | None, typer.Option("--te-version", metavar="V", help="Transformer Engine version.")]
 Sm = Annotated[str | None, typer.Option("--sm", metavar="X.Y", help="Compute capability, such as 9.0.")]
+
+Cluster = Annotated[
+    str | None,
+    options.option("--cluster", f"{options.CLUSTER_FORMS}. Tells also whether the plan fits.", "CLUSTER"),
+]
 
 
 def check(
@@ -20,7 +27,7 @@ def check(
     file: File = None,
     target: options.Target = None,
     world_size: WorldSize = None,
-    cluster: options.Cluster = None,
+    cluster: Cluster = None,
     env: Env = None,
     te_version: TeVersion = None,
     sm: Sm = None,

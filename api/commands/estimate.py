@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from .. import options
 
+_DEGREES_ONLY = "Required with MODEL; comes with PLAN or the arguments after --."
+Subject = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL | PLAN]",
+        help="Model (preset, config.json, ModelSpec file or Megatron script), or plan document. "
+        "Optional with arguments after --.",
+        show_default=False,
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    options.option("--cluster", f"{options.CLUSTER_FORMS}. Required unless PLAN is given.", "CLUSTER"),
+]
+GlobalBatchSize = Annotated[
+    str | None, options.option("--global-batch-size", f"Sequences a step. {_DEGREES_ONLY}", "N")
+]
+SeqLength = Annotated[str | None, options.option("--seq-length", f"Tokens a sequence. {_DEGREES_ONLY}", "N")]
+
 
 def estimate(
     context: typer.Context,
-    model: options.Model = None,
-    cluster: options.Cluster = None,
+    model: Subject = None,
+    cluster: Cluster = None,
     target: options.Target = None,
-    global_batch_size: options.GlobalBatchSize = None,
-    seq_length: options.SeqLength = None,
+    global_batch_size: GlobalBatchSize = None,
+    seq_length: SeqLength = None,
     precision: options.Precision = None,
     task: options.Task = None,
     lora_rank: options.LoraRank = None,
