@@ -13,6 +13,8 @@ from meshwright.specs.errors import SpecError
 
 DEFAULT_TARGET = "megatron@0.19"
 DEFAULT_DEADLINE_S = 30.0
+#: Megatron has some 700 flags; a bound keeps the search for near matches of wrong ones short.
+MAX_ARGUMENTS = 10_000
 
 _TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 Model = Annotated[
@@ -43,6 +45,9 @@ def _choice(value: Any) -> int | str:
 
 def _arguments(value: Any) -> str | list[str]:
     if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        count = len(value.split()) if isinstance(value, str) else len(value)
+        if count > MAX_ARGUMENTS:
+            raise ValueError(f"must be at most {MAX_ARGUMENTS} arguments, got {count}")
         return value
     raise ValueError("must be an argument line as text, or a list of texts")
 

@@ -11,6 +11,7 @@ from meshwright.megatron_export import (
     read_arguments,
     workload_from_arguments,
 )
+from meshwright.megatron_export.source import read_source
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Violation
@@ -45,6 +46,8 @@ def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
     assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
     assert target is not None  # noqa: S101
     _only_megatron(target)
+    if isinstance(body.arguments, str):
+        _require_flags(body.arguments, "/file" if files else "/arguments")
     broken = _violations(body, cluster)
     document = None
     if not broken and cluster is not None:
@@ -80,10 +83,20 @@ def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: boo
     assert target is not None  # noqa: S101
     assert cluster is not None  # noqa: S101
     _only_megatron(target)
-    broken = _violations(CheckBody(arguments=arguments), cluster)
+    broken = _violations(CheckBody.read({"arguments": arguments}), cluster)
     if broken:
         raise IllegalPlan(broken)
     return _priced(arguments, cluster, target, share.memory_headroom, inputs, files=files)
+
+
+def _require_flags(text: str, pointer: str) -> None:
+    """:class:`SpecError` for a text that cannot be read or names no flag: it is no argument list, right or wrong."""
+    try:
+        tokens = read_source(text).tokens
+    except SpecError as error:
+        raise SpecError(Fault(pointer, f"{f.pointer} {f.message}".strip()) for f in error.faults) from None
+    if not any(token.startswith("--") for token in tokens):
+        raise SpecError(Fault(pointer, "holds no Megatron arguments"))
 
 
 def _violations(body: CheckBody, cluster: ClusterSpec | None) -> list[Violation]:

@@ -42,7 +42,17 @@ def export_files(document: PlanDocument, target: str | None = None, launcher: st
     exporter = EXPORTERS.get(made_for.framework)
     if exporter is None:
         raise SpecError(Fault("/target", f"there is no exporter for {made_for.framework}", tuple(EXPORTERS)))
-    return exporter(document, launcher)
+    try:
+        return exporter(document, launcher)
+    except SpecError as error:
+        raise SpecError(Fault(_in_document(f.pointer), f.message, f.alternatives) for f in error.faults) from None
+
+
+def _in_document(pointer: str) -> str:
+    """Where the document holds what an exporter refuses: host names come with its cluster."""
+    if pointer == "/hosts":
+        return "/document/inputs/cluster"
+    return f"/document{pointer}" if pointer.startswith("/plan") else pointer
 
 
 def _require_legal(document: PlanDocument, plan: Plan) -> None:

@@ -192,7 +192,7 @@ def or_text(convert: Any, text: str) -> Any:
         return text
 
 
-_ARGUMENTS = {"model": "MODEL", "document": "PLAN", "plan": "PLAN"}
+_ARGUMENTS = {"model": "MODEL", "document": "PLAN", "plan": "PLAN", "file": "FILE"}
 
 
 def field_name(pointer: str) -> str:

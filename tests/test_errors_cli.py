@@ -33,6 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x01" * 100)
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     (tmp_path / "old.json").write_text('{"schema_version": 0, "inputs": {}}')
+    (tmp_path / "plan.json").write_text('{"schema_version": 1, "status": "feasible", "inputs": {}}')
     (tmp_path / "damaged.json").write_text('{"schema_version": 1, "status": "feasible", "inputs": {')
     (tmp_path / "bad.yaml").write_text("pools: [{gpu: H100-SXM, nodes: 0, gpus_per_node: 8}]\n")
     (tmp_path / "truncated.yaml").write_text("pools: [{gpu: H100-SXM, nodes: \n")
@@ -115,6 +116,12 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ("check of a folder", ["check", "--world-size", "8", "folder"], ["folder"]),
     ("check of a pair", ["check", "--world-size", "8", "--env", "A", "--", "--num-layers", "2"], ["--env"]),
     ("check of a file and arguments", ["check", "--world-size", "8", "bad.yaml", "--", "--bf16"], ["not both"]),
+    ("check of a plan", ["check", "--world-size", "8", "plan.json"], ["FILE: "]),
+    ("check of an empty file", ["check", "--world-size", "8", "empty.json"], ["FILE: holds no"]),
+    ("check of broken YAML", ["check", "--world-size", "8", "truncated.yaml"], ["FILE: is not valid YAML"]),
+    ("check of a cluster", ["check", "--world-size", "8", "bad.yaml"], ["FILE: /pools must be"]),
+    ("check of very many", ["check", "--world-size", "8", "--", *["--x"] * 10_001], ["at most 10000 arguments"]),
+    ("estimate of very many", ["estimate", *CLUSTER, "--", *["--x"] * 10_001], ["at most 10000 arguments"]),
     ("check of pairs", ["check", "--env", "A=1", "--env", "A=2", "--", "--bf16"], ["--env A: is given as 1 and as 2"]),
     ("estimate of a damaged plan", ["estimate", "damaged.json"], ["PLAN: is not valid JSON"]),
     ("estimate of a wrong plan", ["estimate", "old.json"], ["PLAN.schema_version: "]),

@@ -120,3 +120,17 @@ def test_help_names_every_launcher(command: str, capsys: pytest.CaptureFixture[s
     run([command, "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert all(name in text.split("--launcher")[-1][:120] for name in LAUNCHERS)
+
+
+def test_a_bad_host_name_is_told_where_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, plan = tmp_path / "cluster.yaml", tmp_path / "plan.json"
+    cluster.write_text("pools: [{gpu: H100-SXM, nodes: 1, gpus_per_node: 8, hosts: ['-oProxyCommand=x']}]\n")
+    argv = [*PLAN, "--cluster", str(cluster)]
+    if run([*argv, "-o", str(plan)]) == 2:  # refused when the cluster is read, which is earlier still
+        assert "error: --cluster" in capsys.readouterr().err
+        return
+    capsys.readouterr()
+    assert run([*argv, "--export", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("error: --cluster: ")
+    assert run(["export", str(plan), "-o", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("error: PLAN.inputs.cluster: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from typing import Any
@@ -257,3 +258,42 @@ def test_checks_name_the_wrong_field(client: TestClient) -> None:
         problem = problem_of(client.post("/v1/checks", json=body), 422)
         pointers = [error["pointer"] for error in problem["errors"]]
         assert any(found.startswith(pointer) for found in pointers), (body, pointers)
+
+
+@pytest.mark.parametrize("arguments", [["--x"] * 200_000, "--x " * 200_000])
+def test_very_many_arguments_are_refused_at_once(client: TestClient, arguments: Any) -> None:
+    problem = problem_of(client.post("/v1/checks", json={"arguments": arguments, "world_size": 8}), 422)
+    assert [error["pointer"] for error in problem["errors"]] == ["/arguments"]
+    assert problem["errors"][0]["detail"].startswith("must be at most 10000 arguments, got 200000")
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", "no flags", "a: [1"])
+def test_a_text_that_holds_no_arguments_is_no_illegal_plan(client: TestClient, arguments: str) -> None:
+    problem = problem_of(client.post("/v1/checks", json={"arguments": arguments, "world_size": 8}), 422)
+    assert [error["pointer"] for error in problem["errors"]] == ["/arguments"]
+
+
+def test_one_choice_under_two_names_is_named(client: TestClient) -> None:
+    problem = problem_of(
+        client.post("/v1/plans", json=GOOD | {"fix": {"mbs": 1, "micro_batch_size": 1, "a/b": 2}}), 422
+    )
+    assert [error["pointer"] for error in problem["errors"]] == ["/fix/micro_batch_size", "/fix/a~1b"]
+    assert "mbs" in problem["errors"][0]["detail"]
+
+
+def test_a_client_that_goes_away_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[Any] = []
+    received = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": "/v1/plans"}
+    scope |= {"raw_path": b"/v1/plans", "query_string": b"", "headers": headers, "server": ("x", 80)}
+    asyncio.run(create_app()(scope, receive, send))
+    assert not caplog.records
+    assert sent[0]["status"] == 400

@@ -69,6 +69,8 @@ def plan(
       meshwright plan ./config.json --cluster cluster.yaml --global-batch-size 256 --seq-length 4096 -o plan.json
       meshwright plan llama-3.1-8b --cluster 8xH100 --global-batch-size 128 --seq-length 8192 --fix tp=2 --export run
     """
+    from meshwright.specs.errors import Fault, SpecError
+
     from ..answers import answer, exit_code_of
     from ..bodies import PlanBody
     from ..output import deliver, message
@@ -92,9 +94,13 @@ def plan(
         from ..files import write_folder
 
         # before anything is printed: a fault here must leave one document, the errors, on standard output
-        paths = write_folder(
-            export, export_files(document, None, launcher or "torchrun"), force=force, pointer="/export"
-        )
+        try:
+            files = export_files(document, None, launcher or "torchrun")
+        except SpecError as error:  # the document is ours: what is wrong in its inputs was typed here
+            raise SpecError(
+                Fault(f.pointer.removeprefix("/document/inputs"), f.message, f.alternatives) for f in error.faults
+            ) from None
+        paths = write_folder(export, files, force=force, pointer="/export")
         message(f"wrote {len(paths)} files to {export}")
     elif export is not None:
         message(f"nothing was exported to {export}: there is no plan (status {document.status})")
