@@ -13,7 +13,7 @@ from meshwright.specs.errors import SpecError
 
 DEFAULT_TARGET = "megatron@0.19"
 DEFAULT_DEADLINE_S = 30.0
-#: Megatron has some 700 flags; a bound keeps the search for near matches of wrong ones short.
+#: Far above any real argument list, values included.
 MAX_ARGUMENTS = 10_000
 
 _TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}

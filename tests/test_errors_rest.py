@@ -267,6 +267,12 @@ def test_very_many_arguments_are_refused_at_once(client: TestClient, arguments: 
     assert problem["errors"][0]["detail"].startswith("must be at most 10000 arguments, got 200000")
 
 
+@pytest.mark.parametrize("arguments", [["--x"] * 1001, "--x " * 1001])
+def test_more_flags_than_there_are_is_refused(client: TestClient, arguments: Any) -> None:
+    problem = problem_of(client.post("/v1/checks", json={"arguments": arguments, "world_size": 8}), 422)
+    assert problem["errors"] == [{"pointer": "/arguments", "detail": "names 1001 flags; at most 1000 are read"}]
+
+
 @pytest.mark.parametrize("arguments", ["", "{}", "no flags", "a: [1"])
 def test_a_text_that_holds_no_arguments_is_no_illegal_plan(client: TestClient, arguments: str) -> None:
     problem = problem_of(client.post("/v1/checks", json={"arguments": arguments, "world_size": 8}), 422)
