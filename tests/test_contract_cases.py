@@ -1,18 +1,18 @@
-"""The cases that the first release promises: each is planned within ten seconds, checked, priced again and exported."""
+"""The cases that the first release promises: each is planned, checked, priced again and exported.
+
+How long each takes is for ``benchmarks/promised_cases.py``.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright.api.cli import run
-
-SECONDS = 10.0
 
 # (name, model, cluster, global batch, sequence length, further options)
 FITS = [
@@ -68,12 +68,9 @@ def test_a_promised_case(
     more: list[str],
 ) -> None:
     file, folder = tmp_path / "plan.json", tmp_path / "run"
-    started = time.monotonic()
     code, _ = plan(model, cluster, batch, length, *more, "--json", "-o", str(file))
-    took = time.monotonic() - started
     out, err = capsys.readouterr()
     assert code == 0, out[-2000:] + err
-    assert took < SECONDS
     document = json.loads(out)
     assert json.loads(file.read_text()) == document
 
@@ -144,9 +141,7 @@ def test_gpus_without_the_precision_are_refused_by_name(capsys: pytest.CaptureFi
 
 
 def test_a_model_that_does_not_fit_says_what_binds_and_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    started = time.monotonic()
     code, argv = plan("llama-2-70b", "2xH100", 64, 4096, "--json")
-    assert time.monotonic() - started < SECONDS
     document = json.loads(capsys.readouterr().out)
     assert code == 3
     assert document["status"] == "infeasible"
