@@ -50,16 +50,21 @@ def block_pieces(kind: BlockKind, timer: LayerTimer) -> Pieces:
 
 
 def block_seconds(
-    kind: BlockKind, pieces: Pieces, recompute: IntArray, modes: tuple[RecomputeMode, ...], host_call_s: float
+    kind: BlockKind,
+    pieces: Pieces,
+    recompute: IntArray,
+    modes: tuple[RecomputeMode, ...],
+    host_call_s: float,
+    graphs: frozenset[str] = frozenset(),
 ) -> tuple[FloatArray, FloatArray]:
     """[C, TERMS] forward and backward under the recompute mode of each row, without ``dp_comm``."""
-    forward, backward = pieces.finish(frozenset(), host_call_s)
+    forward, backward = pieces.finish(frozenset(), host_call_s, graphs)
     if kind.layer is None:
         return forward, backward
     for index in np.unique(recompute):
         again = recomputed_modules(modes[index], kind.layer)
         if again:
-            backward = np.where((recompute == index)[:, None], pieces.finish(again, host_call_s)[1], backward)
+            backward = np.where((recompute == index)[:, None], pieces.finish(again, host_call_s, graphs)[1], backward)
     return forward, backward
 
 
@@ -116,6 +121,7 @@ def add_sharded_comm(
     shardings: tuple[str, ...],
     forward: FloatArray,
     backward: FloatArray,
+    factor: float = 1.0,
 ) -> None:
     """Book ``dp_comm``: gather parameters for each pass and scatter gradients (FSDP, ZeRO-2/3), hidden under the
     block's own compute."""
@@ -128,7 +134,7 @@ def add_sharded_comm(
     def over_replicas(op: Collective, size: int) -> FloatArray:
         seconds = collective_s(op, levels, dense * size, keys.dp * keys.cp, keys.tp)
         out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
-        return out
+        return factor * out
 
     for index in np.unique(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index

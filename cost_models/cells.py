@@ -20,6 +20,7 @@ from .blocks import BlockKind, block_kinds, block_table
 from .collectives import link_constants, p2p_s, usable_bandwidth
 from .layer_time import LayerTimer
 from .local import Local, activation_element_bytes
+from .multipliers import NEUTRAL, Multipliers
 from .operators import Device, device
 from .protocol import STATIC, TERMS, BlockTable, CellCosts, Tail
 from .tail import tail_of
@@ -34,6 +35,8 @@ class CostModel:
     ``recompute_modes`` and ``shardings`` are what the indices of the keys mean; by default the target's lists. A mode
     of the block method is priced as if every layer were recomputed; who places layers uses ``none`` for the rest.
     ``tp_overlap`` prices Transformer Engine's overlap of TP collectives with products (``tp_comm_overlap``).
+    ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
+    ``multipliers`` correct the terms, one set for each pool.
     """
 
     def __init__(
@@ -46,11 +49,14 @@ class CostModel:
         recompute_modes: tuple[RecomputeMode, ...] | None = None,
         shardings: tuple[str, ...] | None = None,
         tp_overlap: bool = False,
+        graphs: frozenset[str] = frozenset(),
+        multipliers: tuple[Multipliers, ...] | None = None,
     ):
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
-        self.tp_overlap = tp_overlap
+        self.tp_overlap, self.graphs = tp_overlap, graphs
+        self.multipliers = multipliers or (NEUTRAL,) * len(cluster.pools)
         self.kinds: list[BlockKind] = [kind for kind, _ in block_kinds(model, workload)]
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
 
@@ -82,11 +88,12 @@ class CostModel:
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
-                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.tp_overlap)
+                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.tp_overlap, self.multipliers[g])
                 pieces = block_pieces(kind, timer).take(rows)
-                host = self.devices[g].fit.host_call_s
-                one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, host)
-                add_sharded_comm(kind, at, pool.levels, self.shardings, one, two)
+                by = self.multipliers[g]
+                host = self.devices[g].fit.host_call_s * by.host
+                one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, host, self.graphs)
+                add_sharded_comm(kind, at, pool.levels, self.shardings, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
         limits = np.array([self.cluster.gpu_of(pool).usable_memory_bytes for pool in self.pools], dtype=float)
@@ -129,6 +136,7 @@ class CostModel:
             workload=self.workload,
             target=self.target,
             shardings=self.shardings,
+            multipliers=self.multipliers,
         )
 
     def boundary_s(
@@ -164,7 +172,8 @@ class CostModel:
         for g, pool in enumerate(self.pools):
             inside = (source == g) & (sink == g)
             if inside.any():
-                out = np.where(inside, p2p_s(pool.levels, volume, distance, first), out)
+                seconds = self.multipliers[g].pp_comm * p2p_s(pool.levels, volume, distance, first)
+                out = np.where(inside, seconds, out)
         between = self.cluster.inter_pool
         if between is not None and (source != sink).any():
             outer = np.array([usable_bandwidth(pool.levels[-1]) for pool in self.pools])

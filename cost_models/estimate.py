@@ -22,6 +22,7 @@ from meshwright.specs.workload import Workload
 from . import memory, schedules
 from .cells import CostModel
 from .flops import model_flops
+from .multipliers import Multipliers
 from .protocol import STATIC, TERMS, CellCosts
 from .step import StepTime, step_time
 
@@ -65,13 +66,14 @@ def estimate(
     target: Target,
     plan: Plan,
     memory_headroom: float = 0.0,
+    multipliers: tuple[Multipliers, ...] | None = None,
 ) -> Estimate:
     """What ``plan`` costs. ``memory_headroom`` is the share of usable memory left free for ``fits``.
 
     Raises :class:`SpecError` where the plan names a pool or a block that the cluster or model has not, or loses or
     repeats a block.
     """
-    costs, sums = stage_sums(model, cluster, workload, target, plan)
+    costs, sums = stage_sums(model, cluster, workload, target, plan, multipliers)
     step = plan_step(costs, plan, sums)
     stages = [_stage(plan, sums, p, step) for p in range(plan.pp)]
     interval = _interval()
@@ -97,7 +99,12 @@ def estimate(
 
 
 def stage_sums(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, target: Target, plan: Plan
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    target: Target,
+    plan: Plan,
+    multipliers: tuple[Multipliers, ...] | None = None,
 ) -> tuple[CostModel, StageSums]:
     """The cost model that prices ``plan`` and the sums of its stages."""
     modes, shardings = _lists(target, plan)
@@ -109,6 +116,8 @@ def stage_sums(
         recompute_modes=modes,
         shardings=shardings,
         tp_overlap=plan.options.tp_comm_overlap,
+        graphs=_graphs(plan),
+        multipliers=multipliers,
     )
     cells, rows = _cells(costs, plan, modes, shardings)
     instances = {instance: i for i, instance in enumerate(costs.blocks.instances)}
@@ -192,6 +201,26 @@ def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple
 def _sharding(stage: Stage) -> str:
     """Hybrid sharding is priced as full sharding over the whole group (stated in the assumptions)."""
     return "fsdp" if isinstance(stage.sharding, Hsdp) else stage.sharding
+
+
+#: Modules of a layer whose host calls a CUDA graph scope of Megatron captures (``--cuda-graph-scope``).
+GRAPH_SCOPES: dict[str, tuple[str, ...]] = {
+    "full_iteration": ("*",),
+    "attn": ("attention_linear", "attention_comm", "core_attn", "latent", "mla_up_proj", "layernorm", "residual"),
+    "mamba": ("attention_linear", "attention_comm", "core_attn", "layernorm", "residual"),
+    "mlp": ("mlp", "mlp_comm"),
+    "moe": ("moe", "moe_act", "shared_experts", "moe_router", "moe_preprocess"),
+    "moe_router": ("moe_router", "shared_experts"),
+    "moe_preprocess": ("moe_preprocess",),
+}
+
+
+def _graphs(plan: Plan) -> frozenset[str]:
+    """Host calls that CUDA graphs save; without a stated scope they capture whole layers."""
+    if not plan.options.cuda_graph:
+        return frozenset()
+    scopes = plan.options.cuda_graph_scope or ("full_iteration",)
+    return frozenset(module for scope in scopes for module in GRAPH_SCOPES[scope])
 
 
 def _with_options(target: Target, plan: Plan) -> Target:

@@ -16,8 +16,10 @@ from meshwright.specs.weights import Weight
 
 from .collectives import collective_s, exposed_s, link_constants, members_inside, usable_bandwidth
 from .local import Linear, Local, activation_element_bytes
+from .multipliers import NEUTRAL, Multipliers
 from .operators import Device, attention_s, matmul_s, scan_s, seen_keys, stream_s
 from .protocol import TERMS
+from .unfused import unfused_attention_s
 
 #: FLOP of a chunked scan per head and token, over key size * value size (state update, read-out, decay).
 SCAN_FLOPS = 6.0
@@ -25,7 +27,7 @@ SCAN_FLOPS = 6.0
 #: Transformer Engine modules. Its grouped linear map loops over the experts to quantise each one's weight and input.
 CALLS = {
     "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 12, "permute": 6,
-    "all_to_all": 5, "experts": 4, "scan": 6, "loss": 6, "embedding": 3, "quantised_expert": 2,
+    "all_to_all": 5, "experts": 4, "scan": 6, "loss": 6, "embedding": 3, "quantised_expert": 2, "unfused": 12,
 }  # fmt: skip
 #: Calls of the backward pass over those of the forward pass (autograd runs in C++ with the same kernels twice).
 BACKWARD_CALLS = 1.2
@@ -36,42 +38,62 @@ class Pieces:
     """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds."""
 
     count: int
+    by: Multipliers = NEUTRAL
     forward: FloatArray = field(init=False)
     backward: FloatArray = field(init=False)
     modules: dict[str, FloatArray] = field(default_factory=dict)
-    calls: dict[str, FloatArray] = field(default_factory=dict)
+    calls: dict[tuple[str, str], FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward = np.zeros((self.count, len(TERMS)))
         self.backward = np.zeros((self.count, len(TERMS)))
 
     def add(
-        self, term: str, module: str, forward: FloatArray, backward: FloatArray, calls: FloatArray | float = 0.0
+        self,
+        term: str,
+        module: str,
+        forward: FloatArray,
+        backward: FloatArray,
+        calls: FloatArray | float = 0.0,
+        graph: str = "",
+        corrected: str = "",
     ) -> None:
-        """Book an operator of ``module`` under ``term`` with its host ``calls``."""
+        """Book an operator of ``module`` under ``term`` with its host ``calls``.
+
+        ``graph`` is the CUDA graph scope that captures it (default: the module), ``corrected`` the correction that
+        applies (default: the term's).
+        """
+        factor = getattr(self.by, corrected or term)
+        forward, backward = factor * forward, factor * backward
         self.forward[:, TERMS.index(term)] += forward
         self.backward[:, TERMS.index(term)] += backward
         self.modules[module] = self.modules.get(module, np.zeros(self.count)) + forward
-        self.calls[module] = self.calls.get(module, np.zeros(self.count)) + calls
+        key = module, graph or module
+        self.calls[key] = self.calls.get(key, np.zeros(self.count)) + calls
 
     def take(self, rows: IntArray) -> Pieces:
         """The pieces of ``rows``, repeats allowed."""
-        out = Pieces(len(rows))
+        out = Pieces(len(rows), self.by)
         out.forward, out.backward = self.forward[rows], self.backward[rows]
         out.modules = {module: seconds[rows] for module, seconds in self.modules.items()}
-        out.calls = {module: calls[rows] for module, calls in self.calls.items()}
+        out.calls = {key: calls[rows] for key, calls in self.calls.items()}
         return out
 
-    def finish(self, again: frozenset[str], host_call_s: float) -> tuple[FloatArray, FloatArray]:
+    def finish(
+        self, again: frozenset[str], host_call_s: float, graphs: frozenset[str] = frozenset()
+    ) -> tuple[FloatArray, FloatArray]:
         """[C, TERMS] seconds forward and backward when the modules ``again`` (``*`` for all) are computed twice.
 
-        What the host needs beyond the GPU's time is exposed: the slower of the two sets the pace.
+        What the host needs beyond the GPU's time is exposed: the slower of the two sets the pace. Calls inside the
+        CUDA graph scopes ``graphs`` (``*`` for all) cost the host nothing.
         """
         forward, backward = self.forward.copy(), self.backward.copy()
         repeated = [m for m in self.modules if "*" in again or m in again]
         backward[:, TERMS.index("recompute")] = sum((self.modules[m] for m in repeated), np.zeros(self.count))
-        calls = sum(self.calls.values(), np.zeros(self.count))
-        calls_back = BACKWARD_CALLS * calls + sum((self.calls[m] for m in repeated), np.zeros(self.count))
+        none = np.zeros(self.count)
+        launched = {key: n for key, n in self.calls.items() if "*" not in graphs and key[1] not in graphs}
+        calls = sum(launched.values(), none)
+        calls_back = BACKWARD_CALLS * calls + sum((n for key, n in launched.items() if key[0] in repeated), none)
         for seconds, number in ((forward, calls), (backward, calls_back)):
             busy = seconds.sum(axis=1)
             seconds[:, TERMS.index("host")] = np.maximum(number * host_call_s - busy, 0.0)
@@ -81,8 +103,15 @@ class Pieces:
 class LayerTimer:
     """Prices the operators of blocks for one model on one pool at all cell keys."""
 
-    def __init__(self, at: Local, on: Device, levels: Sequence[NetworkLevel], tp_overlap: bool = False):
-        self.at, self.on, self.levels, self.tp_overlap = at, on, levels, tp_overlap
+    def __init__(
+        self,
+        at: Local,
+        on: Device,
+        levels: Sequence[NetworkLevel],
+        tp_overlap: bool = False,
+        by: Multipliers = NEUTRAL,
+    ):
+        self.at, self.on, self.levels, self.tp_overlap, self.by = at, on, levels, tp_overlap, by
         self.wide = activation_element_bytes(at.workload.precision)
         self.low = at.workload.precision in ("fp8", "mxfp8", "nvfp4")
 
@@ -99,10 +128,11 @@ class LayerTimer:
         forward_bytes: FloatArray,
         backward_bytes: FloatArray,
         share: float | None = None,
+        graph: str = "",
     ) -> None:
         """A memory-bound operator."""
         forward = stream_s(self.on, forward_bytes, share)
-        out.add("memory_bound", module, forward, stream_s(self.on, backward_bytes, share), CALLS[kind])
+        out.add("memory_bound", module, forward, stream_s(self.on, backward_bytes, share), CALLS[kind], graph)
 
     def linear(self, out: Pieces, module: str, linear: Linear, tokens: FloatArray, trained: bool) -> None:
         """Forward, input gradient and (if trained) weight gradient of a GEMM on ``tokens`` rows for each group."""
@@ -117,7 +147,7 @@ class LayerTimer:
         calls: FloatArray | float = CALLS["experts" if linear.expert else "linear"]
         if linear.expert and self.low:
             calls = calls + CALLS["quantised_expert"] * linear.groups
-        out.add("gemm", module, forward, backward, calls)
+        out.add("gemm", module, forward, backward, calls, corrected="experts" if linear.expert else "")
         if self.low and linear.low_precision:
             # Quantise the input forward and the gradient backward: read 16 bit, write 8 bit twice (row and column).
             rows = tokens * linear.groups
@@ -207,10 +237,13 @@ class LayerTimer:
     ) -> None:
         """Core attention, with the key/value ring of context parallelism hidden under it."""
         at = self.at
-        forward, backward = attention_s(
-            self.on, at.sequences, at.workload.seq_length, keys, heads, qk_dim, v_dim, at.cp
-        )
-        out.add("attention", "core_attn", forward, backward, CALLS["attention"])
+        length = at.workload.seq_length
+        if at.target.fused_attention:
+            forward, backward = attention_s(self.on, at.sequences, length, keys, heads, qk_dim, v_dim, at.cp)
+        else:
+            forward, backward = unfused_attention_s(self.on, at.sequences, length, heads, qk_dim, v_dim)
+        calls = CALLS["attention" if at.target.fused_attention else "unfused"]
+        out.add("attention", "core_attn", forward, backward, calls)
         block = kv_bytes_per_token * at.tokens
         step = self._ring_step_s(block)
         hops = at.cp - 1
@@ -314,14 +347,14 @@ class LayerTimer:
         self.linears(out, "moe", tuple(w for w in weights if not w.expert and not w.name.startswith("shared")), trained)
         # Softmax or sigmoid, group and expert top-k, bias and probabilities: eight passes over the fp32 scores.
         scores = 8 * 4.0 * moe.num_experts * own
-        self.stream(out, "moe", "router", scores, scores / 2)
+        self.stream(out, "moe", "router", scores, scores / 2, graph="moe_router")
         sent = self.wide * width * own * moe.top_k
         pairs = at.expert_tokens(moe.top_k)
         received = self.wide * width * pairs
         # Permute before and sort after the dispatch, and the way back: each reads and writes.
         moved = self.wide * width * own + sent + 2 * received
         for _ in range(2):
-            self.stream(out, "moe", "permute", moved, moved, self.on.fit.permute)
+            self.stream(out, "moe", "permute", moved, moved, self.on.fit.permute, graph="moe_preprocess")
         self._dispatch(out, moe, sent)
         experts = [linear for linear in at.linears(weights) if linear.expert]
         for linear in experts:
@@ -373,7 +406,7 @@ class LayerTimer:
         self.norms(out, max(layer.norms, parts), parts)
 
     def pieces(self) -> Pieces:
-        return Pieces(len(self.at.tp))
+        return Pieces(len(self.at.tp), self.by)
 
 
 def touched(nodes: FloatArray, top_k: int, most: int | None) -> FloatArray:

@@ -13,6 +13,7 @@ from meshwright.specs.workload import BYTES, Workload
 
 from .collectives import collective_s, exposed_s
 from .memory import optimizer_bytes_per_param
+from .multipliers import Multipliers
 from .operators import Device
 from .protocol import Tail
 
@@ -36,6 +37,7 @@ def tail_of(
     workload: Workload,
     target: Target,
     shardings: Sequence[str],
+    multipliers: Sequence[Multipliers],
 ) -> Tail:
     """Exposed seconds of stages; ``keys`` are the cell keys of the rows, flat, that had shape ``row_shape``.
 
@@ -72,9 +74,15 @@ def tail_of(
             continue
 
         def time(
-            op: str, params: FloatArray, size: int, group: IntArray, stride: IntArray, at: Pool = place
+            op: str,
+            params: FloatArray,
+            size: int,
+            group: IntArray,
+            stride: IntArray,
+            at: Pool = place,
+            factor: float = multipliers[g].dp_comm,
         ) -> FloatArray:
-            return collective_s(op, at.levels, params * size, group, stride)  # type: ignore[arg-type]
+            return factor * collective_s(op, at.levels, params * size, group, stride)  # type: ignore[arg-type]
 
         def reduced(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
             scatter = time("reduce_scatter", params, gradient, group, stride)
@@ -87,7 +95,8 @@ def tail_of(
         gather_s = np.where(here & ~whole, gathered, gather_s)
         first_s = np.where(here & ~whole, time("all_gather", last_bucket, parameter, dense_size, tp), first_s)
         on = devices[g]
-        optimizer_s = np.where(here, touched / (on.bandwidth * on.fit.optimizer), optimizer_s)
+        updated = multipliers[g].optimizer * touched / (on.bandwidth * on.fit.optimizer)
+        optimizer_s = np.where(here, updated + multipliers[g].step * STEP_OVERHEAD_S, optimizer_s)
     if target.overlap_grad_reduce:
         reduce_s = last_s + exposed_s(np.maximum(reduce_s - last_s, 0.0), backward)
     if target.overlap_param_gather:
@@ -95,6 +104,6 @@ def tail_of(
     fully = np.isin(levels_of, ("zero3", "fsdp"))
     return Tail(
         grad_reduce_s=np.where(inside, 0.0, reduce_s),
-        optimizer_s=np.where(trained > 0, optimizer_s + STEP_OVERHEAD_S, 0.0),
+        optimizer_s=np.where(trained > 0, optimizer_s, 0.0),
         param_gather_s=np.where(fully, 0.0, gather_s),
     )

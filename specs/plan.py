@@ -12,6 +12,7 @@ from .fields import Count
 from .target import RecomputeMode
 
 Schedule = Literal["1f1b", "interleaved"]
+GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 ShardingLevel = Literal["none", "zero1", "zero2", "zero3", "fsdp"]
 _BLOCK = re.compile(r"^(?:(embed|head|vision)|(decoder|mtp):(\d+)(?:-(\d+))?)$")
 #: Far more than any run has; what is beyond would only fill memory.
@@ -132,6 +133,7 @@ class Options(Document):
     dispatcher: Literal["allgather", "alltoall", "flex"] | None = None
     cp_comm_type: Literal["p2p", "a2a", "allgather"] | None = None
     cuda_graph: bool = False
+    cuda_graph_scope: tuple[GraphScope, ...] = ()
     fused_cross_entropy: bool = True
     grouped_gemm: bool = False
     dist_opt_instances: PositiveInt = 1

@@ -60,6 +60,7 @@ class Target(Document):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     fused_cross_entropy: bool = True
+    fused_attention: bool = True
     grouped_gemm: bool = True
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Published training runs: read, priced, compared. Also the source of calibrations."""

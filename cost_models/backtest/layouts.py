@@ -1,0 +1,86 @@
+"""Which blocks each chunk of a pipeline holds: from a stated layout, stated cut points, or spread evenly."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from meshwright.specs.model import ModelSpec
+
+from .rows import Run, UnsupportedError
+
+Chunks = list[list[tuple[str, int]]]
+#: Layer list of Megatron-LM's DeepSpeed pipeline: cast, embedding and transpose come before the first layer.
+LEADING_LAYERS = 3
+
+
+def chunks_of(run: Run, model: ModelSpec, pp: int, vpp: int, mtp: int, notes: list[str]) -> Chunks:
+    """Blocks of the ``pp * vpp`` chunks in pipeline order."""
+    number = pp * vpp
+    stated = run.flags.get("pp_layout") or _spoken_layout(run.text)
+    if stated and any(letter in stated for letter in "tE"):
+        sizes, tail = _layout(stated)
+        if len(sizes) == number and sum(sizes) == model.num_layers:
+            return _blocks(sizes, mtp, tail)
+        notes.append("the stated pipeline layout does not match the degrees; layers are spread evenly")
+    cuts = run.flags.get("partition")
+    if cuts:
+        return _cut(cuts, model.num_layers, number, mtp)
+    return _blocks(even(model.num_layers, number), mtp, [])
+
+
+def even(layers: int, chunks: int) -> list[int]:
+    """Layers of each chunk. An uneven number leaves the ends short, as they also hold embedding, MTP and head."""
+    if layers % chunks == 0:
+        return [layers // chunks] * chunks
+    if layers < chunks:
+        return [1] * layers + [0] * (chunks - layers)
+    floor, more = divmod(layers, chunks)
+    order = [*range(1, chunks - 1), 0, chunks - 1]  # inner chunks take the extra layers first
+    sizes = [floor] * chunks
+    for index in order[:more]:
+        sizes[index] += 1
+    return sizes
+    return sizes
+
+
+def _blocks(sizes: list[int], mtp: int, tail: list[int]) -> Chunks:
+    """Blocks from layer counts. ``tail`` is (chunk of MTP, chunk of head), the last chunk by default."""
+    out: Chunks = []
+    first = 0
+    for size in sizes:
+        out.append([("decoder", i) for i in range(first, first + size)])
+        first += size
+    out[0].insert(0, ("embed", 0))
+    out[tail[0] if tail else -1] += [("mtp", i) for i in range(mtp)]
+    out[tail[1] if tail else -1].append(("head", 0))
+    return out
+
+
+def _spoken_layout(text: str) -> str:
+    match = re.search(r"pp layout (et[^;]*)", text)
+    return match[1].replace(" ", "").replace("e", "E").replace("l", "L") if match else ""
+
+
+def _layout(text: str) -> tuple[list[int], list[int]]:
+    """Layer counts of ``Et*4|(t*4|)*14tmL``, and the chunks of MTP and head."""
+    flat = re.sub(r"\s", "", text)
+    for _ in range(8):  # innermost groups first
+        flat, found = re.subn(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * min(int(m[2]), 500), flat)
+        if not found:
+            break
+    flat = re.sub(r"([EtmL])\*(\d+)", lambda m: m[1] * min(int(m[2]), 500), flat)
+    stages = flat.split("|")
+    places = [next((i for i, stage in enumerate(stages) if letter in stage), len(stages) - 1) for letter in "mL"]
+    return [stage.count("t") for stage in stages], places
+
+
+def _cut(text: str, layers: int, stages: int, mtp: int) -> Chunks:
+    """Stages from cut points over Megatron-LM's pipeline layer list."""
+    cuts = [int(x) for x in re.findall(r"\d+", text)]
+    if len(cuts) != stages + 1:
+        raise UnsupportedError(f"{len(cuts) - 1} stages are cut, but pp is {stages}")
+    sizes = [max(min(end, LEADING_LAYERS + layers) - max(start, LEADING_LAYERS), 0) for start, end in pairwise(cuts)]
+    if sum(sizes) != layers:
+        raise UnsupportedError("the cut points do not cover the layers")
+    return _blocks(sizes, mtp, [])
