@@ -94,10 +94,11 @@ def _head(timer: LayerTimer, pieces: Pieces, trained: bool) -> None:
         gather = np.zeros_like(gathered)
         back = collective_s("all_reduce", timer.levels, gathered, at.tp, 1)
     for linear in at.linears(at.model.head_weights()):
-        timer.linear(pieces, "head", linear, at.tokens, trained)
+        timer.linear(pieces, "head", linear, at.tokens, trained, "head")
     logits = at.tokens * at.padded(at.model.vocab_size) / at.tp
     moved = logits * (FUSED_LOSS_BYTES if at.target.fused_cross_entropy else UNFUSED_LOSS_BYTES)
-    pieces.add("memory_bound", "head", stream_s(timer.on, moved), stream_s(timer.on, moved / 2), CALLS["loss"])
+    loss, loss_back = stream_s(timer.on, moved), stream_s(timer.on, moved / 2)
+    pieces.add("memory_bound", "head", loss, loss_back, CALLS["loss"], corrected="head")
     sums = 3 * collective_s("all_reduce", timer.levels, 4.0 * at.tokens, at.tp, 1)  # max, target, sum of exps
     pieces.add("tp_comm", "head", gather + sums, back, np.where(at.tp > 1, 5.0, 0.0))
 

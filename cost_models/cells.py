@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.specs.batch import CellKeys, FloatArray, IntArray, row_codes
-from meshwright.specs.cluster import ClusterSpec, Pool
+from meshwright.specs.cluster import ClusterSpec, GpuType, Pool
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import RecomputeMode, Target
 from meshwright.specs.workload import BYTES, Workload
@@ -19,8 +19,9 @@ from .block_time import add_sharded_comm, block_pieces, block_seconds
 from .blocks import BlockKind, block_kinds, block_table
 from .collectives import link_constants, p2p_s, usable_bandwidth
 from .layer_time import LayerTimer
+from .learned import STACK_OF_TARGET, Traits, architecture_of, shipped_multipliers
 from .local import Local, activation_element_bytes
-from .multipliers import NEUTRAL, Multipliers
+from .multipliers import Multipliers
 from .operators import Device, device
 from .protocol import STATIC, TERMS, BlockTable, CellCosts, Tail
 from .tail import tail_of
@@ -36,7 +37,7 @@ class CostModel:
     of the block method is priced as if every layer were recomputed; who places layers uses ``none`` for the rest.
     ``tp_overlap`` prices Transformer Engine's overlap of TP collectives with products (``tp_comm_overlap``).
     ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
-    ``multipliers`` correct the terms, one set for each pool.
+    ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class CostModel:
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
         self.tp_overlap, self.graphs = tp_overlap, graphs
-        self.multipliers = multipliers or (NEUTRAL,) * len(cluster.pools)
         self.kinds: list[BlockKind] = [kind for kind, _ in block_kinds(model, workload)]
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
+        self.traits = [traits_of(model, cluster.gpu_of(pool), workload, target) for pool in cluster.pools]
+        self.multipliers = multipliers or tuple(shipped_multipliers(traits) for traits in self.traits)
 
     @cached_property
     def blocks(self) -> BlockTable:
@@ -181,6 +183,12 @@ class CostModel:
             seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
             out = np.where(source != sink, seconds, out)
         return out
+
+
+def traits_of(model: ModelSpec, gpu: GpuType, workload: Workload, target: Target) -> Traits:
+    """What the corrections of a pool depend on."""
+    stack = STACK_OF_TARGET.get(target.framework, target.framework)
+    return Traits(stack, target.version, gpu.name, architecture_of(gpu), workload.precision, model.is_moe)
 
 
 def _without_modes(keys: CellKeys) -> tuple[CellKeys, IntArray]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +18,7 @@ from meshwright.specs.workload import Workload
 from . import memory, schedules
 from .cells import CostModel
 from .flops import model_flops
+from .learned import interval_of
 from .multipliers import Multipliers
 from .protocol import STATIC, TERMS, CellCosts
 from .step import StepTime, step_time
@@ -52,13 +49,6 @@ class StageSums:
     fixed_bytes: FloatArray
 
 
-@cache
-def _interval() -> dict[str, Any]:
-    text = files("meshwright.cost_models.data").joinpath("interval.json").read_text()
-    out: dict[str, Any] = json.loads(text)
-    return out
-
-
 def estimate(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -76,14 +66,14 @@ def estimate(
     costs, sums = stage_sums(model, cluster, workload, target, plan, multipliers)
     step = plan_step(costs, plan, sums)
     stages = [_stage(plan, sums, p, step) for p in range(plan.pp)]
-    interval = _interval()
+    low, high, level = interval_of(costs.traits[int(sums.pools[step.critical_stage])])
     used = plan.num_ranks
     peak = sum(_peaks(costs, plan))
     fit = memory.fits([s.allocated_bytes for s in stages], sums.fixed_bytes, sums.limit_bytes, memory_headroom)
     return Estimate(
         step_time_s=step.step_time_s,
-        interval_s=(step.step_time_s * interval["low"], step.step_time_s * interval["high"]),
-        interval_level=interval["level"],
+        interval_s=(step.step_time_s * low, step.step_time_s * high),
+        interval_level=level,
         tokens_per_s_per_gpu=workload.tokens_per_step / step.step_time_s / used,
         mfu=model_flops(model, workload) / step.step_time_s / peak if peak else 0.0,
         fits=bool(fit.all()),

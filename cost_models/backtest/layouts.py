@@ -41,7 +41,6 @@ def even(layers: int, chunks: int) -> list[int]:
     for index in order[:more]:
         sizes[index] += 1
     return sizes
-    return sizes
 
 
 def _blocks(sizes: list[int], mtp: int, tail: list[int]) -> Chunks:

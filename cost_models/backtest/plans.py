@@ -82,7 +82,7 @@ def _case(run: Run, stack: Stack, model: ModelSpec, cluster: ClusterSpec, notes:
     mbs, m, scale = micro_batches(run, dp, pp, notes)
     vpp = virtual_stages(run, model, pp, m, notes)
     recompute = recompute_of(run, stack, model, pp * vpp, notes)
-    sharding = sharding_of(run, stack, dp * cp, notes)
+    sharding = sharding_of(run, stack, dp * cp, pp, notes)
     mtp = bool(model.mtp) and run.flags.get("mtp") != "0"
     workload = workload_of(run, stack, precision, mbs * dp * m, mtp)
     options = options_of(run, stack, tp, notes)
@@ -227,9 +227,13 @@ def recompute_of(run: Run, stack: Stack, model: ModelSpec, chunks: int, notes: l
     return RecomputeMode.parse({"granularity": "selective", "modules": modules}) if modules else RecomputeMode()
 
 
-def sharding_of(run: Run, stack: Stack, replicas: int, notes: list[str]) -> Sharding:
+def sharding_of(run: Run, stack: Stack, replicas: int, pp: int, notes: list[str]) -> Sharding:
     """Sharding level; hybrid sharding takes its group from ``fsdp_group``, else a node."""
     text = run.sharding
+    if text == "fsdp" and pp > 1 and stack.name == "torchtitan":
+        # Under pipeline parallelism it keeps parameters whole after the forward pass and reduces gradients once a step.
+        notes.append("parameters are gathered once a step: torchtitan's default under pipeline parallelism")
+        return "zero1"
     if text == "hsdp":
         group = run.flags.get("fsdp_group", "")
         shard = int(group) if group.isdigit() else run.gpus_per_node or 8

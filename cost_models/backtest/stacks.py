@@ -30,28 +30,27 @@ class Stack:
     grouped: bool = True
 
 
-MEGATRON = Stack("megatron", "zero1")
 #: First match of the ``framework`` column in lower case wins. Sources: the frameworks' own defaults.
 STACKS: tuple[tuple[str, Stack], ...] = (
     ("automodel", Stack("automodel", "fsdp", gradient_dtype="bf16", dispatcher="flex", fused_loss=False)),
-    ("megatron-bridge", Stack("megatron", "zero1", gradient_dtype="bf16")),
-    ("nemo", Stack("megatron", "zero1", gradient_dtype="bf16", tp_overlap=True)),
+    ("megatron-bridge", Stack("megatron-bridge", "zero1", gradient_dtype="bf16")),
+    ("nemo", Stack("nemo", "zero1", gradient_dtype="bf16", tp_overlap=True)),
     ("primus", Stack("megatron-rocm", "zero1")),
     ("sailor", Stack("megatron-deepspeed", "none", "fp32", sequence_parallel=False, overlap=False, flash=False,
                      fused_loss=False)),
     ("aceso", Stack("megatron-aceso", "none", "fp16", sequence_parallel=False, overlap=False, flash=False,
                     fused_loss=False)),
     ("megatron-deepspeed", Stack("megatron-deepspeed", "none", "fp16", sequence_parallel=False, overlap=False,
-                                 flash=False, fused_loss=False)),
+                                 flash=False, fused_loss=False, gradient_dtype="fp16")),
     ("deepspeed 3d", Stack("deepspeed-3d", "none", "fp16", sequence_parallel=False, overlap=False, flash=False,
                            fused_loss=False)),
-    ("megatron", MEGATRON),
+    ("megatron", Stack("megatron-lm", "zero1")),
     ("llm-foundry", Stack("llm-foundry", "fsdp", fused_loss=False, gradient_dtype="bf16")),
     ("torchtitan", Stack("torchtitan", "fsdp", fused_loss=False)),
     ("nnscaler", Stack("nnscaler", "zero1", fused_loss=False)),
     ("galvatron", Stack("galvatron", "fsdp", fused_loss=False)),
-    ("maxtext", Stack("jax", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full")),
-    ("paxml", Stack("jax", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="none")),
+    ("maxtext", Stack("maxtext", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full")),
+    ("paxml", Stack("paxml", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full")),
     ("alpa", Stack("alpa", "none", "fp16", overlap=False, flash=False, fused_loss=False, sequence_parallel=False)),
 )  # fmt: skip
 #: A framework that is not in the table: mixed precision, plain data parallel with sharded optimizer.

@@ -1,0 +1,157 @@
+"""Regression behind ``benchmarks/fit_learned.py``: how the step time of each run moves with each correction.
+
+``log T(m + d) ~ log T(m) + S d`` with the elasticities ``S`` of the step time in the factors of the terms. The
+logarithm of a factor is a sum of coefficients over levels (:class:`meshwright.cost_models.learned.Traits`), so that
+measured over predicted is linear in the coefficients: a ridge regression, solved again at the new point until it
+settles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sklearn.linear_model import Ridge
+
+from meshwright.cost_models.backtest.plans import Case
+from meshwright.cost_models.cells import traits_of
+from meshwright.cost_models.estimate import plan_step, stage_sums
+from meshwright.cost_models.learned import Traits, multipliers_of
+from meshwright.cost_models.multipliers import CORRECTED, NEUTRAL, Multipliers
+
+Table = dict[str, dict[str, float]]
+#: Step in the logarithm of a factor over which an elasticity is read.
+STEP = 0.1
+#: Standard deviation that the logarithm of a factor may have at each level before the data speak, and how much more
+#: (or less) a term is allowed: communication and host differ more between systems than products do. Chosen by
+#: cross-validation over groups.
+PRIOR = {
+    "architecture": 0.15, "gpu": 0.1, "architecture|precision": 0.15, "family": 0.3, "family|kind": 0.15,
+    "family|architecture": 0.15, "family|architecture|precision": 0.1, "stack": 0.1, "stack|kind": 0.1,
+    "stack|release": 0.1, "stack|release|kind": 0.15,
+}  # fmt: skip
+TERM_PRIOR = {"host": 2.0, "step": 2.0}
+#: Standard deviation of what no correction explains: the noise between two releases at the same plan.
+NOISE = 0.05
+
+
+@dataclass
+class Sample:
+    """A run in the regression: ``log_ratio`` is the logarithm of measured over predicted at the current factors."""
+
+    case: Case
+    traits: Traits
+    measured_s: float
+    weight: float
+    predicted_s: float = 0.0
+    elasticity: Mapping[str, float] | None = None
+    at: Multipliers = NEUTRAL
+
+
+def sample_of(case: Case, weight: float = 1.0) -> Sample:
+    pool = case.cluster.pools[0]
+    measured = case.run.measured_s
+    if measured is None:
+        raise ValueError(f"run {case.run.id} has no measured time")
+    traits = traits_of(case.model, case.cluster.gpu_of(pool), case.workload, case.target)
+    return Sample(case, traits, measured, weight)
+
+
+def seconds(case: Case, by: Multipliers) -> float:
+    """Step time of the stated batch under factors."""
+    costs, sums = stage_sums(
+        case.model, case.cluster, case.workload, case.target, case.plan, (by,) * len(case.cluster.pools)
+    )
+    return plan_step(costs, case.plan, sums).step_time_s * case.scale
+
+
+def relevant(case: Case) -> list[str]:
+    """Terms whose factor can move the step time of a plan."""
+    plan = case.plan
+    tp, cp, ep = ((getattr(plan, name) or 2) > 1 for name in ("tp", "cp", "ep"))
+    replicas = (plan.dp or 2) * (plan.cp or 1) > 1
+    present = {"experts": case.model.is_moe, "tp_comm": tp or (plan.etp or 2) > 1, "cp_comm": cp, "ep_comm": ep,
+               "dp_comm": replicas, "pp_comm": plan.pp > 1}  # fmt: skip
+    return [term for term in CORRECTED if present.get(term, True)]
+
+
+def linearised(sample: Sample, by: Multipliers) -> Sample:
+    """The sample with its prediction and elasticities at ``by``."""
+    base = seconds(sample.case, by)
+    slopes = {}
+    for term in relevant(sample.case):
+        moved = seconds(sample.case, replace(by, **{term: getattr(by, term) * math.exp(STEP)}))
+        slopes[term] = math.log(moved / base) / STEP
+    return replace(sample, predicted_s=base, elasticity=slopes, at=by)
+
+
+def columns_of(samples: Sequence[Sample]) -> dict[tuple[str, str], int]:
+    """Index of every (level, term) that some sample moves with."""
+    out: dict[tuple[str, str], int] = {}
+    for sample in samples:
+        for level in sample.traits.levels():
+            for term, slope in (sample.elasticity or {}).items():
+                if slope:
+                    out.setdefault((level, term), len(out))
+    return out
+
+
+def prior_of(level: str, term: str) -> float:
+    return PRIOR[level.split("=")[0]] * TERM_PRIOR.get(term, 1.0)
+
+
+def design(samples: Sequence[Sample], columns: Mapping[tuple[str, str], int]) -> np.ndarray:
+    """[rows, columns] elasticities, in units of each column's prior deviation."""
+    out = np.zeros((len(samples), len(columns)))
+    for row, sample in enumerate(samples):
+        for level in sample.traits.levels():
+            for term, slope in (sample.elasticity or {}).items():
+                index = columns.get((level, term))
+                if index is not None:
+                    out[row, index] = slope * prior_of(level, term)
+    return out
+
+
+def target_of(samples: Sequence[Sample]) -> np.ndarray:
+    """Measured over bare prediction, as the linearisation sees it: log ratio at the point plus what it already has."""
+    return np.array(
+        [
+            math.log(s.measured_s / s.predicted_s)
+            + sum(slope * math.log(getattr(s.at, term)) for term, slope in (s.elasticity or {}).items())
+            for s in samples
+        ]
+    )
+
+
+def solve(samples: Sequence[Sample]) -> Table:
+    """Coefficients by level and term."""
+    columns = columns_of(samples)
+    weights = np.array([s.weight for s in samples])
+    ridge = Ridge(alpha=NOISE**2, fit_intercept=False, solver="cholesky")
+    ridge.fit(design(samples, columns), target_of(samples), sample_weight=weights)
+    table: Table = defaultdict(dict)
+    for (level, term), index in columns.items():
+        value = float(ridge.coef_[index]) * prior_of(level, term)
+        if abs(value) > 5e-4:
+            table[level][term] = round(value, 4)
+    return dict(table)
+
+
+def linear_prediction(samples: Sequence[Sample], table: Table) -> np.ndarray:
+    """Log of predicted over measured under ``table``, by the linearisation."""
+    out = np.zeros(len(samples))
+    for row, s in enumerate(samples):
+        by = multipliers_of(s.traits, table)
+        out[row] = math.log(s.predicted_s / s.measured_s) + sum(
+            slope * math.log(getattr(by, term) / getattr(s.at, term)) for term, slope in (s.elasticity or {}).items()
+        )
+    return out
+
+
+def balanced(samples: list[Sample]) -> list[Sample]:
+    """Weights that keep a group with many rows from drowning the others: a group of n rows weighs sqrt(n)."""
+    sizes = Counter((s.case.run.row.get("group", ""), s.case.run.framework) for s in samples)
+    return [replace(s, weight=sizes[(s.case.run.row.get("group", ""), s.case.run.framework)] ** -0.5) for s in samples]
