@@ -30,17 +30,27 @@ def chunks_of(run: Run, model: ModelSpec, pp: int, vpp: int, mtp: int, notes: li
 
 
 def even(layers: int, chunks: int) -> list[int]:
-    """Layers of each chunk. An uneven number leaves the ends short, as they also hold embedding, MTP and head."""
+    """Layers of each chunk where no layout is stated, as Megatron's users write them when the number does not divide.
+
+    Embedding and loss count as a layer each, or the loss alone, where that divides
+    (``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). Else every chunk gets the
+    quotient rounded up and the last what is left, which makes room for MTP and head (Megatron-Bridge's layouts of
+    DeepSeek-V3: 61 layers over 16 chunks as 15 x 4 + 1).
+    """
     if layers % chunks == 0:
         return [layers // chunks] * chunks
     if layers < chunks:
         return [1] * layers + [0] * (chunks - layers)
+    for ends in ((1, 1), (0, 1)):
+        if (layers + sum(ends)) % chunks == 0:
+            sizes = [(layers + sum(ends)) // chunks] * chunks
+            return [sizes[0] - ends[0], *sizes[1:-1], sizes[-1] - ends[1]]
+    each = -(-layers // chunks)
+    rest = layers - each * (chunks - 1)
+    if rest >= 0:
+        return [each] * (chunks - 1) + [rest]
     floor, more = divmod(layers, chunks)
-    order = [*range(1, chunks - 1), 0, chunks - 1]  # inner chunks take the extra layers first
-    sizes = [floor] * chunks
-    for index in order[:more]:
-        sizes[index] += 1
-    return sizes
+    return [floor + (1 if 0 < index <= more else 0) for index in range(chunks)]
 
 
 def _blocks(sizes: list[int], mtp: int, tail: list[int]) -> Chunks:
