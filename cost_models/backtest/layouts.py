@@ -39,12 +39,12 @@ def even(layers: int, chunks: int) -> list[int]:
     """
     if layers % chunks == 0:
         return [layers // chunks] * chunks
-    if layers < chunks:
-        return [1] * layers + [0] * (chunks - layers)
     for ends in ((1, 1), (0, 1)):
         if (layers + sum(ends)) % chunks == 0:
             sizes = [(layers + sum(ends)) // chunks] * chunks
             return [sizes[0] - ends[0], *sizes[1:-1], sizes[-1] - ends[1]]
+    if layers < chunks:
+        return [1] * layers + [0] * (chunks - layers)
     each = -(-layers // chunks)
     rest = layers - each * (chunks - 1)
     if rest >= 0:
