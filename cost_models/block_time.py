@@ -14,7 +14,7 @@ from meshwright.specs.workload import BYTES
 from .activations import recomputed_modules
 from .block_memory import FULLY_SHARDED, patches, stored_params
 from .blocks import BlockKind
-from .collectives import Collective, collective_s, exposed_s
+from .collectives import Collective, collective_s, contention, exposed_s
 from .layer_time import CALLS, LayerTimer, Pieces
 from .local import Local
 from .operators import matmul_s, stream_s
@@ -137,6 +137,7 @@ def add_sharded_comm(
         out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
         return factor * out
 
+    share = contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
     for index in np.unique(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
@@ -145,6 +146,6 @@ def add_sharded_comm(
         scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
         gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
         hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)
-        forward[:, term] = np.where(here, exposed_s(gather, hidden), forward[:, term])
+        forward[:, term] = np.where(here, exposed_s(gather, hidden, share), forward[:, term])
         hidden = FSDP_HIDDEN_BACKWARD * backward[:, compute].sum(axis=1)
-        backward[:, term] = np.where(here, exposed_s(gather + scatter, hidden), backward[:, term])
+        backward[:, term] = np.where(here, exposed_s(gather + scatter, hidden, share), backward[:, term])

@@ -23,6 +23,7 @@ from .learned import STACK_OF_TARGET, Traits, architecture_of, shipped_multiplie
 from .local import Local, activation_element_bytes
 from .multipliers import Multipliers
 from .operators import Device, device
+from .overlap import Overlap
 from .protocol import STATIC, TERMS, BlockTable, CellCosts, Tail
 from .tail import tail_of
 
@@ -35,7 +36,7 @@ class CostModel:
 
     ``recompute_modes`` and ``shardings`` are what the indices of the keys mean; by default the target's lists. A mode
     of the block method is priced as if every layer were recomputed; who places layers uses ``none`` for the rest.
-    ``tp_overlap`` prices Transformer Engine's overlap of TP collectives with products (``tp_comm_overlap``).
+    ``overlap`` says which communication hides and how.
     ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
     """
@@ -49,14 +50,14 @@ class CostModel:
         *,
         recompute_modes: tuple[RecomputeMode, ...] | None = None,
         shardings: tuple[str, ...] | None = None,
-        tp_overlap: bool = False,
+        overlap: Overlap = Overlap(),  # noqa: B008 (frozen)
         graphs: frozenset[str] = frozenset(),
         multipliers: tuple[Multipliers, ...] | None = None,
     ):
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
-        self.tp_overlap, self.graphs = tp_overlap, graphs
+        self.overlap, self.graphs = overlap, graphs
         self.kinds: list[BlockKind] = [kind for kind, _ in block_kinds(model, workload)]
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
         self.traits = [traits_of(model, cluster.gpu_of(pool), workload, target) for pool in cluster.pools]
@@ -90,7 +91,7 @@ class CostModel:
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
-                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.tp_overlap, self.multipliers[g])
+                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.overlap, self.multipliers[g])
                 pieces = block_pieces(kind, timer).take(rows)
                 by = self.multipliers[g]
                 host = self.devices[g].fit.host_call_s * by.host
@@ -139,6 +140,7 @@ class CostModel:
             target=self.target,
             shardings=self.shardings,
             multipliers=self.multipliers,
+            bucket_params=self.overlap.bucket_params,
         )
 
     def boundary_s(

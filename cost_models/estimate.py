@@ -20,6 +20,7 @@ from .cells import CostModel
 from .flops import model_flops
 from .learned import interval_of
 from .multipliers import Multipliers
+from .overlap import overlap_of
 from .protocol import STATIC, TERMS, CellCosts
 from .step import StepTime, step_time
 
@@ -105,7 +106,7 @@ def stage_sums(
         _with_options(target, plan),
         recompute_modes=modes,
         shardings=shardings,
-        tp_overlap=plan.options.tp_comm_overlap,
+        overlap=overlap_of(plan.options),
         graphs=_graphs(plan),
         multipliers=multipliers,
     )
@@ -174,9 +175,8 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
         grad_reduce_s=tail.grad_reduce_s + costs.shared_embedding_s(sums.cells, sums.rows[:1], *ends, plan.pp),
     )
     send = costs.boundary_s(sums.cells, sums.rows[:-1], sums.pools[:-1], sums.pools[1:], sums.first_ranks[:-1])
-    return step_time(
-        plan.schedule, sums.forward_terms_s.sum(axis=-1), backward, send, plan.num_microbatches, tail, keep_events
-    )
+    forward, beside = sums.forward_terms_s.sum(axis=-1), plan.vpp == 1 or costs.overlap.sends
+    return step_time(plan.schedule, forward, backward, send, plan.num_microbatches, tail, keep_events, beside)
 
 
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
@@ -308,6 +308,9 @@ def _stage(plan: Plan, sums: StageSums, p: int, step: StepTime) -> StageEstimate
     m = min(plan.num_microbatches, 4 * plan.pp)
     states = schedules.in_flight_states(schedule.orders(plan.pp, vpp, m), vpp)[p]
     alive = float((states @ sums.activations[p]).max())
+    if plan.options.ep_comm_overlap:
+        # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more).
+        alive += float(sums.activations[p].max())
     parts = dict(zip(STATIC, sums.static[p], strict=True))
     parts |= {
         "activations": alive,

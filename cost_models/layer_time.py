@@ -14,10 +14,19 @@ from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import LayerKind
 from meshwright.specs.weights import Weight
 
-from .collectives import collective_s, exposed_s, link_constants, members_inside, usable_bandwidth
+from .collectives import (
+    collective_s,
+    contention,
+    expert_exchange_s,
+    exposed_s,
+    link_constants,
+    members_inside,
+    pair_bandwidth,
+)
 from .local import Linear, Local, activation_element_bytes
 from .multipliers import NEUTRAL, Multipliers
 from .operators import Device, attention_s, matmul_s, scan_s, seen_keys, stream_s
+from .overlap import DEDUP_SMS, FP8_ELEMENT_BYTES, Overlap, hidden_s
 from .protocol import TERMS
 from .unfused import unfused_attention_s
 
@@ -34,6 +43,10 @@ CALLS = {
 }  # fmt: skip
 #: Calls of the backward pass over those of the forward pass (autograd runs in C++ with the same kernels twice).
 BACKWARD_CALLS = 1.2
+
+
+#: Terms under which communication can hide.
+COMPUTE = ("gemm", "attention", "memory_bound")
 
 
 @dataclass
@@ -74,6 +87,18 @@ class Pieces:
         key = module, graph or module
         self.calls[key] = self.calls.get(key, np.zeros(self.count)) + calls
 
+    def hide(
+        self, term: str, module: str, forward: FloatArray, backward: FloatArray, share: FloatArray | float, most: float
+    ) -> None:
+        """Hide what ``term`` has booked under windows of ``forward`` and ``backward`` seconds of compute, at most the
+        share ``most`` of it; ``share`` of the compute is lost while both run."""
+        at = TERMS.index(term)
+        for seconds, window in ((self.forward, forward), (self.backward, backward)):
+            saved = (1 - share) * hidden_s(seconds[:, at], window, most)
+            seconds[:, at] -= saved
+            if seconds is self.forward:
+                self.modules[module] = self.modules[module] - saved
+
     def take(self, rows: IntArray) -> Pieces:
         """The pieces of ``rows``, repeats allowed."""
         out = Pieces(len(rows), self.by)
@@ -111,10 +136,10 @@ class LayerTimer:
         at: Local,
         on: Device,
         levels: Sequence[NetworkLevel],
-        tp_overlap: bool = False,
+        overlap: Overlap = Overlap(),  # noqa: B008 (frozen)
         by: Multipliers = NEUTRAL,
     ):
-        self.at, self.on, self.levels, self.tp_overlap, self.by = at, on, levels, tp_overlap, by
+        self.at, self.on, self.levels, self.overlap, self.by = at, on, levels, overlap, by
         self.wide = activation_element_bytes(at.workload.precision)
         self.low = at.workload.precision in ("fp8", "mxfp8", "nvfp4")
 
@@ -202,8 +227,8 @@ class LayerTimer:
         gather = collective_s("all_gather", self.levels, gathered, at.tp, 1)
         scatter = collective_s("reduce_scatter", self.levels, volume, at.tp, 1)
         both = gather + scatter
-        again = exposed_s(gather, compute)
-        if self.tp_overlap:
+        again = exposed_s(gather, compute, contention("all_gather", self.levels, at.tp, 1))
+        if self.overlap.tensor:
             # Ring exchange by chunks: the first chunk and what the products cannot cover stay visible.
             rest = both * (1 - 1 / at.tp)
             forward = both / at.tp + exposed_s(rest, compute)
@@ -240,7 +265,7 @@ class LayerTimer:
     def _core(
         self, out: Pieces, heads: FloatArray, qk_dim: int, v_dim: int, keys: float, kv_bytes_per_token: FloatArray
     ) -> None:
-        """Core attention, with the key/value ring of context parallelism hidden under it."""
+        """Core attention and the exchange of context parallelism."""
         at = self.at
         length = at.workload.seq_length
         if at.target.fused_attention:
@@ -249,23 +274,56 @@ class LayerTimer:
             forward, backward = unfused_attention_s(self.on, at.sequences, length, heads, qk_dim, v_dim)
         calls = CALLS["attention" if at.target.fused_attention else "unfused"]
         out.add("attention", "core_attn", forward, backward, calls)
-        block = kv_bytes_per_token * at.tokens
-        step = self._ring_step_s(block)
-        hops = at.cp - 1
-        exposed = hops * exposed_s(step, forward / at.cp)
-        exposed_back = hops * exposed_s(2 * step, backward / at.cp)
+        queries, outputs = (self.wide * heads * size * at.tokens for size in (qk_dim, v_dim))
+        self._context(out, forward, backward, kv_bytes_per_token * at.tokens, queries, outputs)
+
+    def _context(
+        self,
+        out: Pieces,
+        forward: FloatArray,
+        backward: FloatArray,
+        block: FloatArray,
+        queries: FloatArray,
+        outputs: FloatArray,
+    ) -> None:
+        """Exchange over the context-parallel group around a core attention of ``forward`` and ``backward`` seconds.
+
+        ``block``, ``queries``, ``outputs`` are a rank's bytes of keys and values, queries, and outputs. The ring passes
+        blocks on under the attention to the block before. All-to-all (heads for tokens and back) and all-gather of
+        keys and values (backward also the reduce-scatter of their gradients) hide under nothing, as in
+        TransformerEngine's context_parallel.py. ``a2a+p2p`` exchanges heads in groups of neighbours and rings over
+        the groups.
+        """
+        keys, kind = self.at.keys, self.overlap.context
+        inner = {"a2a": keys.cp, "a2a+p2p": np.minimum(self.overlap.context_a2a_size, keys.cp)}.get(kind)
+        if kind == "allgather":
+            whole = block * self.at.cp
+            gather = collective_s("all_gather", self.levels, whole, keys.cp, keys.tp)
+            scatter = collective_s("reduce_scatter", self.levels, whole, keys.cp, keys.tp)
+            out.add("cp_comm", "core_attn", gather, gather + scatter, np.where(self.at.cp > 1, 2.0, 0.0))
+            return
+        if inner is not None:
+            there = collective_s("all_to_all", self.levels, block + queries, inner, keys.tp)
+            both = there + collective_s("all_to_all", self.levels, outputs, inner, keys.tp)
+            out.add("cp_comm", "core_attn", both, both, np.where(inner > 1, 8.0, 0.0))
+        ring = keys.cp // (inner if inner is not None else 1)
+        stride = keys.tp * (inner if inner is not None else 1)
+        step, hops = self._ring_step_s(block, ring, stride), ring - 1.0
+        share = contention("all_gather", self.levels, ring, stride)
+        exposed = hops * exposed_s(step, forward / ring, share)
+        exposed_back = hops * exposed_s(2 * step, backward / ring, share)
         out.add("cp_comm", "core_attn", exposed, exposed_back, 4 * hops)
 
-    def _ring_step_s(self, block: FloatArray) -> FloatArray:
-        """Seconds to pass one block on in a ring over the context-parallel group: its slowest hop."""
-        at, slowest, inner = self.at, self._nothing(), np.ones_like(self.at.tp)
+    def _ring_step_s(self, block: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
+        """Seconds to pass one block on in a ring over a context-parallel group: its slowest hop."""
+        slowest, inner = self._nothing(), np.ones_like(self.at.tp)
         for level in self.levels:
-            members = members_inside(level, at.keys.cp, at.keys.tp)
+            members = members_inside(level, size, stride)
             constants = link_constants(level)
-            hop = constants["start_s"] + level.latency_s + constants["step_s"] + block / usable_bandwidth(level)
+            hop = constants["start_s"] + level.latency_s + constants["step_s"] + block / pair_bandwidth(level)
             slowest = np.where(members > inner, np.maximum(slowest, hop), slowest)
             inner = np.maximum(inner, members)
-        return np.where(at.cp > 1, slowest, 0.0)
+        return np.where(size > 1, slowest, 0.0)
 
     def _softmax(self, out: Pieces, mixer: SoftmaxAttention) -> None:
         at = self.at
@@ -367,16 +425,27 @@ class LayerTimer:
         inner = pairs * moe.expert_intermediate_size / at.etp
         self._activation(out, "moe_act", inner, moe.gated)
         if moe.shared_intermediate_size:
+            columns = [TERMS.index(term) for term in COMPUTE]
+            busy = out.forward[:, columns].sum(axis=1), out.backward[:, columns].sum(axis=1)
             before = out.forward[:, TERMS.index("gemm")].copy()
             shared = tuple(w for w in weights if w.name.startswith("shared"))
             self.linears(out, "shared_experts", shared, trained)
             self._activation(out, "shared_experts", moe.shared_intermediate_size / at.tp * at.tokens, moe.gated)
             self.tensor_parallel(out, "shared_experts", out.forward[:, TERMS.index("gemm")] - before)
+            if self.overlap.shared_expert:
+                hidden = out.forward[:, columns].sum(axis=1) - busy[0], out.backward[:, columns].sum(axis=1) - busy[1]
+                out.hide("ep_comm", "moe", *hidden, self._exchange_contention(), 1.0)
+
+    def _exchange_contention(self) -> FloatArray | float:
+        """Share of the compute that an expert exchange takes beside it."""
+        if self.at.target.dispatcher == "flex":
+            return DEDUP_SMS / self.on.gpu.num_sms
+        return contention("all_to_all", self.levels, self.at.keys.ep, self.at.keys.etp)
 
     def _dispatch(self, out: Pieces, moe: MoEFFN, sent: FloatArray) -> None:
         """All-to-all over EP and all-gather / reduce-scatter over ETP, both ways; the fullest rank's load counts.
 
-        The ``flex`` dispatcher sends a token once to each node it touches.
+        The ``flex`` dispatcher sends a token once to each node and each rank it touches.
         """
         at, keys = self.at, self.at.keys
         load = at.load
@@ -387,12 +456,19 @@ class LayerTimer:
             scatter = collective_s("reduce_scatter", self.levels, everyone, keys.ep * keys.etp, 1)
             out.add("ep_comm", "moe", gather + scatter, gather + scatter, calls, "moe_preprocess")
             return
-        copies = np.ones_like(at.ep)
-        if at.target.dispatcher == "flex":
+
+        def exchange_s(volume: FloatArray) -> FloatArray:
+            if at.target.dispatcher != "flex":
+                return collective_s("all_to_all", self.levels, volume, keys.ep, keys.etp)
             inside = members_inside(self.levels[0], keys.ep, keys.etp)
-            copies = touched(at.ep / inside, moe.top_k, moe.top_k_groups) / moe.top_k
-        exchange = collective_s("all_to_all", self.levels, sent * load, keys.ep, keys.etp, copies)
-        out.add("ep_comm", "moe", 2 * exchange, 2 * exchange, calls)
+            nodes = touched(at.ep / inside, moe.top_k, moe.top_k_groups) / moe.top_k
+            ranks = touched(at.ep, moe.top_k, None) / moe.top_k
+            return expert_exchange_s(self.levels, volume, keys.ep, keys.etp, nodes, ranks)
+
+        exchange = exchange_s(sent * load)
+        dispatch = exchange_s(sent * load * FP8_ELEMENT_BYTES / self.wide) if self.overlap.fp8_dispatch else exchange
+        # Backward, the gradients of the results go out and those of the tokens come back, both in 16 bit.
+        out.add("ep_comm", "moe", dispatch + exchange, 2 * exchange, calls)
         gathered = sent * load * at.etp
         gather = collective_s("all_gather", self.levels, gathered, keys.etp, 1)
         scatter = collective_s("reduce_scatter", self.levels, gathered, keys.etp, 1)
@@ -409,6 +485,11 @@ class LayerTimer:
             self.mixture(out, layer.feed_forward, trained)
         parts = (layer.attention is not None) + (layer.feed_forward is not None)
         self.norms(out, max(layer.norms, parts), parts)
+        if self.overlap.expert and isinstance(layer.feed_forward, MoEFFN):
+            # The forward exchange of one micro-batch runs beside the backward compute of another, and vice versa.
+            columns = [TERMS.index(term) for term in COMPUTE]
+            windows = out.backward[:, columns].sum(axis=1), out.forward[:, columns].sum(axis=1)
+            out.hide("ep_comm", "moe", *windows, self._exchange_contention(), self.overlap.expert_hidden)
 
     def pieces(self) -> Pieces:
         return Pieces(len(self.at.tp), self.by)

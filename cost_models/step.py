@@ -35,13 +35,16 @@ def step_time(
     m: int,
     tail: Tail,
     keep_events: bool = False,
+    sends_overlap: bool = True,
 ) -> StepTime:
     """Event time of ``m`` micro-batches over stages [P, V], then the tail.
 
     The gradient norm waits for the stage that ends last, its reduction included; the slowest optimizer and the
-    slowest parameter gather follow.
+    slowest parameter gather follow. Sends between virtual stages hold their sender unless ``sends_overlap``.
     """
-    timeline = schedules.get(schedule).simulate(forward_s, backward_s, np.asarray(send_s, dtype=float), m, keep_events)
+    send = np.asarray(send_s, dtype=float)
+    runner = schedules.get(schedule) if sends_overlap else schedules.Interleaved(blocking=True)
+    timeline = runner.simulate(forward_s, backward_s, send, m, keep_events)
     done = timeline.finish_s + tail.grad_reduce_s
     last = int(done.argmax())
     optimizer, gather = float(tail.optimizer_s.max()), float(tail.param_gather_s.max())

@@ -11,7 +11,7 @@ from meshwright.specs.cluster import Pool
 from meshwright.specs.target import Target
 from meshwright.specs.workload import BYTES, Workload
 
-from .collectives import collective_s, exposed_s
+from .collectives import collective_s, contention, exposed_s
 from .memory import optimizer_bytes_per_param
 from .multipliers import Multipliers
 from .operators import Device
@@ -38,12 +38,14 @@ def tail_of(
     target: Target,
     shardings: Sequence[str],
     multipliers: Sequence[Multipliers],
+    bucket_params: int | None = None,
 ) -> Tail:
     """Exposed seconds of stages; ``keys`` are the cell keys of the rows, flat, that had shape ``row_shape``.
 
-    Gradients: one reduce-scatter (all-reduce when nothing is sharded) over each data-parallel group, hidden under the
-    last micro-batch's backward but for the last bucket. The gather of updated parameters hides under the next
-    forward (half of that backward) but for the first bucket. Full sharding does both inside the passes.
+    Gradients: a reduce-scatter (all-reduce when nothing is sharded) of each bucket over each data-parallel group, hidden
+    under the last micro-batch's backward but for the last bucket. The gather of updated parameters hides under the next
+    forward (half of that backward) but for the first bucket. Full sharding does both inside the passes. Without overlap
+    there is one bucket. ``bucket_params`` replaces Megatron's default size.
     """
 
     def column(name: str) -> FloatArray:
@@ -63,7 +65,10 @@ def tail_of(
     shards = np.where(whole, 1, dense_size), np.where(whole, 1, expert_size)
     owned = dense / shards[0] + expert / shards[1]
     bucket = np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * dense_size)
+    if bucket_params is not None:
+        bucket = np.full_like(bucket, float(bucket_params))
     last_bucket = np.minimum(dense, bucket)
+    share = np.zeros(shape)
     gradient, parameter = BYTES[workload.gradient_dtype], BYTES[workload.params_dtype]
     # Read gradient, read and write main copy and moments, write parameter; zero the buffer, read it for the norm, clip.
     touched = owned * (gradient + 2 * optimizer_bytes_per_param(workload) + parameter + 3 * gradient)
@@ -82,7 +87,9 @@ def tail_of(
             at: Pool = place,
             factor: float = multipliers[g].dp_comm,
         ) -> FloatArray:
-            return factor * collective_s(op, at.levels, params * size, group, stride)  # type: ignore[arg-type]
+            pieces = np.maximum(np.ceil(params / bucket), 1.0) if target.overlap_grad_reduce else 1.0
+            one = collective_s(op, at.levels, params / pieces * size, group, stride)  # type: ignore[arg-type]
+            return factor * pieces * one
 
         def reduced(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
             scatter = time("reduce_scatter", params, gradient, group, stride)
@@ -94,13 +101,16 @@ def tail_of(
         gathered = gathered + time("all_gather", expert, parameter, expert_size, etp * ep)
         gather_s = np.where(here & ~whole, gathered, gather_s)
         first_s = np.where(here & ~whole, time("all_gather", last_bucket, parameter, dense_size, tp), first_s)
+        free = contention("all_reduce", place.levels, dense_size, tp)
+        taken = np.where(whole, free, contention("reduce_scatter", place.levels, dense_size, tp))
+        share = np.where(here, taken, share)
         on = devices[g]
         updated = multipliers[g].optimizer * touched / (on.bandwidth * on.fit.optimizer)
         optimizer_s = np.where(here, updated + multipliers[g].step * STEP_OVERHEAD_S, optimizer_s)
     if target.overlap_grad_reduce:
-        reduce_s = last_s + exposed_s(np.maximum(reduce_s - last_s, 0.0), backward)
+        reduce_s = last_s + exposed_s(np.maximum(reduce_s - last_s, 0.0), backward, share)
     if target.overlap_param_gather:
-        gather_s = first_s + exposed_s(np.maximum(gather_s - first_s, 0.0), backward / 2)
+        gather_s = first_s + exposed_s(np.maximum(gather_s - first_s, 0.0), backward / 2, share)
     fully = np.isin(levels_of, ("zero3", "fsdp"))
     return Tail(
         grad_reduce_s=np.where(inside, 0.0, reduce_s),

@@ -123,7 +123,13 @@ class Devices(Document):
 
 
 class Options(Document):
-    """Switches of the target that a plan sets."""
+    """Switches of the target that a plan sets.
+
+    ``ep_comm_overlap``: expert exchange under the compute of another micro-batch; ``delay_wgrad`` delays weight
+    gradients to fill it. ``moe_shared_expert_overlap``: expert exchange under the shared expert. ``fp8_dispatch``:
+    tokens go to their experts in FP8. ``cp_a2a_size``: ranks that exchange heads under ``a2a+p2p``.
+    ``grad_bucket_params``: parameters of a gradient bucket; the framework's default if not given.
+    """
 
     sequence_parallel: bool = False
     overlap_grad_reduce: bool = False
@@ -131,7 +137,13 @@ class Options(Document):
     tp_comm_overlap: bool = False
     overlap_p2p: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] | None = None
-    cp_comm_type: Literal["p2p", "a2a", "allgather"] | None = None
+    ep_comm_overlap: bool = False
+    delay_wgrad: bool = False
+    moe_shared_expert_overlap: bool = False
+    fp8_dispatch: bool = False
+    grad_bucket_params: PositiveInt | None = None
+    cp_comm_type: Literal["p2p", "a2a", "allgather", "a2a+p2p"] | None = None
+    cp_a2a_size: PositiveInt | None = None
     cuda_graph: bool = False
     cuda_graph_scope: tuple[GraphScope, ...] = ()
     fused_cross_entropy: bool = True

@@ -16,4 +16,4 @@ def get(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-__all__ = ["SCHEDULES", "Event", "Schedule", "Timeline", "get", "in_flight_states"]
+__all__ = ["SCHEDULES", "Event", "Interleaved", "Schedule", "Timeline", "get", "in_flight_states"]

@@ -1,7 +1,7 @@
 """Interleaved 1F1B with V chunks a stage, in Megatron's order (``forward_backward_pipelining_with_interleaving``).
 
 Micro-batches go in groups of P through each chunk in turn. Point-to-point transfers overlap with compute
-(``overlap_p2p_comm``): a send delays its receiver and does not hold its sender.
+(``overlap_p2p_comm``): a send delays its receiver and does not hold its sender, unless the schedule is ``blocking``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ class Interleaved:
     """Warm-up of ``2(P - p - 1) + (V - 1)P`` chunk forwards (at most all), then one forward, one backward in turn."""
 
     name = "interleaved"
+
+    def __init__(self, blocking: bool = False):
+        self.blocking = blocking
 
     def legal(self, pp: int, vpp: int, m: int) -> str | None:
         if vpp < 2:
@@ -59,12 +62,12 @@ class Interleaved:
         sends = boundary_sends(send_s, pp)
         few = replayed_micro_batches(pp, m)
         timeline = replay(
-            _orders(pp, vpp, few), forward_s, backward_s, sends, few, blocking=False, keep_events=keep_events
+            _orders(pp, vpp, few), forward_s, backward_s, sends, few, blocking=self.blocking, keep_events=keep_events
         )
         if few == m:
             return timeline
         fewer = few - PACE_GROUPS * pp  # uneven chunks can make every stage wait, so the pace is read off the events
-        shorter = replay(_orders(pp, vpp, fewer), forward_s, backward_s, sends, fewer, blocking=False)
+        shorter = replay(_orders(pp, vpp, fewer), forward_s, backward_s, sends, fewer, blocking=self.blocking)
         return stretched(timeline, few, m, (timeline.makespan_s - shorter.makespan_s) / (few - fewer))
 
 

@@ -1,0 +1,68 @@
+"""Which communication a plan hides, and how: what the cost model needs of a plan's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from meshwright.specs.batch import FloatArray
+from meshwright.specs.plan import Options
+
+#: Share of an expert exchange that hides under another micro-batch's compute, with weight gradients in their place and
+#: delayed so that they fill the gaps too: 0.65 to 0.85 in AMD-AGI/Primus' projection (projection.py, MIT).
+EXPERT_HIDDEN, EXPERT_HIDDEN_DELAYED = 0.65, 0.85
+#: SMs that DeepEP's kernels keep for themselves (Megatron's --moe-deepep-num-sms default).
+DEDUP_SMS = 20
+#: Bytes of an element that is dispatched in FP8: one scale of four bytes for 128 elements (DeepEP).
+FP8_ELEMENT_BYTES = 1.0 + 4.0 / 128.0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Switches of communication, off as a plan without options has them.
+
+    ``tensor``: TP collectives under products (Transformer Engine). ``expert``: expert exchange under the compute of
+    another micro-batch; ``delay_wgrad`` fills it with weight gradients. ``shared_expert``: expert exchange under the
+    shared expert. ``fp8_dispatch``: tokens go out in FP8, results come back in 16 bit. ``context``: how context
+    parallelism exchanges keys and values; ``context_a2a_size`` ranks exchange heads under ``a2a+p2p``.
+    ``sends``: sends between virtual stages run beside compute. ``bucket_params``: parameters of a gradient bucket,
+    None for Megatron's default.
+    """
+
+    tensor: bool = False
+    expert: bool = False
+    delay_wgrad: bool = False
+    shared_expert: bool = False
+    fp8_dispatch: bool = False
+    context: Literal["p2p", "a2a", "allgather", "a2a+p2p"] = "p2p"
+    context_a2a_size: int = 1
+    sends: bool = True
+    bucket_params: int | None = None
+
+    @property
+    def expert_hidden(self) -> float:
+        """Share of an expert exchange that can hide under another micro-batch."""
+        return EXPERT_HIDDEN_DELAYED if self.delay_wgrad else EXPERT_HIDDEN
+
+
+def overlap_of(options: Options) -> Overlap:
+    """The switches that a plan's options set."""
+    return Overlap(
+        tensor=options.tp_comm_overlap,
+        expert=options.ep_comm_overlap,
+        delay_wgrad=options.delay_wgrad,
+        shared_expert=options.moe_shared_expert_overlap,
+        fp8_dispatch=options.fp8_dispatch,
+        context=options.cp_comm_type or "p2p",
+        context_a2a_size=options.cp_a2a_size or 1,
+        sends=options.overlap_p2p,
+        bucket_params=options.grad_bucket_params,
+    )
+
+
+def hidden_s(busy_s: FloatArray, window_s: FloatArray, most: float = 1.0) -> FloatArray:
+    """Seconds of ``busy_s`` that hide under ``window_s`` of compute, at most the share ``most`` of them."""
+    out: FloatArray = np.minimum(most * busy_s, window_s)
+    return out
