@@ -145,16 +145,16 @@ def inside_errors() -> None:
             for n in GROUPS:
                 found = [r for r in table if r["gpu"] == gpu and r["gpus"] == n]
                 if found:
-                    report(f"{name} {gpu} x{n}, GPU held out", predict(curve, found, bandwidth), [r["us"] for r in found])
+                    report(
+                        f"{name} {gpu} x{n}, GPU held out", predict(curve, found, bandwidth), [r["us"] for r in found]
+                    )
     entry = {name: curve_from(curve_entry(table, *FAMILIES[name], SIZES)) for name in FAMILIES}
     for target, source in (("nvlink4", "nvlink3"), ("nvlink3", "nvlink4"), ("nvlink5", "nvlink4")):
         found = [r for r in table if r["gpu"] in FAMILIES[target][0]]
         predicted = predict(entry[source], found, FAMILIES[target][1])
         report(f"{target} from {source} scaled by bandwidth (generation held out)", predicted, [r["us"] for r in found])
     v100 = [r for r in rows("vtrain") if r["gpu"] == "V100"]
-    entry["nvlink2"] = curve_from(
-        with_all_reduce(curve_entry(table, *FAMILIES["nvlink3"], SIZES), v100, 150e9)
-    )
+    entry["nvlink2"] = curve_from(with_all_reduce(curve_entry(table, *FAMILIES["nvlink3"], SIZES), v100, 150e9))
     found = [r for r in v100 if r["gpus"] not in GROUPS]
     report("vtrain V100 all_reduce by nvlink2, groups of 3, 5, 6, 7 held out", predict(entry["nvlink2"], found, 150e9),
            [r["us"] for r in found])  # fmt: skip
@@ -181,7 +181,8 @@ def node_levels(rate: float = SIMAI_BYTES_PER_S) -> list[NetworkLevel]:
 
 
 def ring_s(x: npt.NDArray[np.float64], nodes: Any, size: Any) -> npt.NDArray[np.float64]:
-    """One pass of a ring over nodes of 8 GPUs: ``x`` = (seconds a node, share of the port, seconds a root byte of a port)."""
+    """One pass of a ring over nodes of 8 GPUs: ``x`` = (seconds a node, share of the port, seconds
+    a root byte of a port)."""
     gpus = 8 * nodes
     out: npt.NDArray[np.float64] = x[0] * nodes + size * (gpus - 1) / gpus / (8 * SIMAI_BYTES_PER_S * x[1])
     return out + x[2] * np.sqrt(size / 8)
@@ -197,7 +198,8 @@ def fit_ring(found: list[Row]) -> npt.NDArray[np.float64]:
         jacobian = np.stack(
             [(np.log(ring_s(np.exp(theta + 1e-5 * unit), nodes, size)) - base) / 1e-5 for unit in np.eye(3)], axis=1
         )
-        step = np.linalg.lstsq(np.vstack([jacobian, 0.03 * np.eye(3)]), np.append(target - base, np.zeros(3)), rcond=None)[0]
+        damped = np.vstack([jacobian, 0.03 * np.eye(3)])
+        step = np.linalg.lstsq(damped, np.append(target - base, np.zeros(3)), rcond=None)[0]
         theta = theta + np.clip(step, -0.5, 0.5)
         theta[1] = min(theta[1], 0.0)
     return np.exp(theta)
@@ -215,14 +217,10 @@ def across_errors() -> None:
         predicted += [float(ring_s(x, r["nodes"], r["bytes"])) for r in held]
         measured += [r["bytes"] / (8 * SIMAI_BYTES_PER_S * r["ratio"]) for r in held]
     report("ring across nodes, node count held out", predicted, measured)
-    seconds = [
-        float(collective_s("all_gather", node_levels(), r["bytes"], int(8 * r["nodes"]), 1)) for r in found
-    ]
+    seconds = [float(collective_s("all_gather", node_levels(), r["bytes"], int(8 * r["nodes"]), 1)) for r in found]
     bus = [r["bytes"] * (1 - 1 / (8 * r["nodes"])) / (8 * SIMAI_BYTES_PER_S * r["ratio"]) for r in found]
     report("  as shipped (all-gather: one pass)", seconds, bus)
-    seconds = [
-        float(collective_s("all_reduce", node_levels(), r["bytes"], int(8 * r["nodes"]), 1)) for r in found
-    ]
+    seconds = [float(collective_s("all_reduce", node_levels(), r["bytes"], int(8 * r["nodes"]), 1)) for r in found]
     report("  as shipped (all-reduce by the best algorithm)", seconds, [2 * b for b in bus])
 
 
@@ -252,7 +250,9 @@ def send_errors() -> None:
 
 def exchange_levels(gpu: str, gpus: int, nodes: int) -> list[NetworkLevel]:
     bandwidth = 450e9 if gpu.startswith("h") else 900e9
-    inside = NetworkLevel(name="nvlink", kind="nvlink", span=gpus // nodes, bandwidth_bytes_per_s=bandwidth, latency_s=1e-6)
+    inside = NetworkLevel(
+        name="nvlink", kind="nvlink", span=gpus // nodes, bandwidth_bytes_per_s=bandwidth, latency_s=1e-6
+    )
     if nodes == 1:
         return [inside]
     return [inside, *node_levels()[1:]]

@@ -23,7 +23,7 @@ from .learned import STACK_OF_TARGET, Traits, architecture_of, shipped_multiplie
 from .local import Local, activation_element_bytes
 from .multipliers import Multipliers
 from .operators import Device, device
-from .overlap import Overlap
+from .overlap import Overlap, default_overlap
 from .protocol import STATIC, TERMS, BlockTable, CellCosts, Tail
 from .tail import tail_of
 
@@ -36,7 +36,7 @@ class CostModel:
 
     ``recompute_modes`` and ``shardings`` are what the indices of the keys mean; by default the target's lists. A mode
     of the block method is priced as if every layer were recomputed; who places layers uses ``none`` for the rest.
-    ``overlap`` says which communication hides and how.
+    ``overlap`` says which communication hides and how; by default what a plan without options has.
     ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
     """
@@ -50,14 +50,15 @@ class CostModel:
         *,
         recompute_modes: tuple[RecomputeMode, ...] | None = None,
         shardings: tuple[str, ...] | None = None,
-        overlap: Overlap = Overlap(),  # noqa: B008 (frozen)
+        overlap: Overlap | None = None,
         graphs: frozenset[str] = frozenset(),
         multipliers: tuple[Multipliers, ...] | None = None,
     ):
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
-        self.overlap, self.graphs = overlap, graphs
+        self.overlap = default_overlap(model) if overlap is None else overlap
+        self.graphs = graphs
         self.kinds: list[BlockKind] = [kind for kind, _ in block_kinds(model, workload)]
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
         self.traits = [traits_of(model, cluster.gpu_of(pool), workload, target) for pool in cluster.pools]

@@ -76,7 +76,8 @@ class _Step:
     @property
     def first(self) -> BoolArray:
         """Where this is the innermost level that the group crosses."""
-        return self.crossed & (self.inner == 1)
+        out: BoolArray = self.crossed & (self.inner == 1)
+        return out
 
 
 def _steps(levels: Sequence[NetworkLevel], size: IntArray, stride: IntArray) -> list[_Step]:
@@ -217,7 +218,8 @@ def _fabric_reduce_s(steps: Sequence[_Step], volume: FloatArray, within: FloatAr
     as_tree = start + 2 * (tree + shard / (rate * data()["staged"]["tree_rate"]) + root)
     # The switches add up: every shard goes up once and comes down once, on both directions of the port at once.
     in_network = np.where(reduces, start + 2 * tree + shard / rate + root, np.inf)
-    return np.minimum(np.minimum(as_ring, as_tree), in_network)
+    out: FloatArray = np.minimum(np.minimum(as_ring, as_tree), in_network)
+    return out
 
 
 def _all_to_all(steps: Sequence[_Step], volume: FloatArray, number: FloatArray, copies: FloatArray) -> FloatArray:
@@ -231,7 +233,8 @@ def _all_to_all(steps: Sequence[_Step], volume: FloatArray, number: FloatArray, 
             inside = _inside_s("all_to_all", level, volume * step.members / number, step.members)
         leaving = volume * (step.members - step.inner) / number
         leaving = leaving * (copies if curve_of(level) is None or place else 1.0)
-        alpha = constants["start_s"] + (level.latency_s + constants["exchange_step_s"]) * (step.members / step.inner - 1)
+        hop_s = level.latency_s + constants["exchange_step_s"]
+        alpha = constants["start_s"] + hop_s * (step.members / step.inner - 1)
         fabric = alpha + leaving / usable_bandwidth(level) + constants["root_s_per_sqrt_byte"] * np.sqrt(leaving)
         seconds = fabric if inside is None else np.where(step.first, inside, fabric)
         out = np.where(step.crossed, np.maximum(out, seconds), out)

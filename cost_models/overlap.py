@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from meshwright.specs.attention import MLAAttention
 from meshwright.specs.batch import FloatArray
-from meshwright.specs.plan import Options
+from meshwright.specs.model import ModelSpec
+from meshwright.specs.plan import CpComm, Options
 
 #: Share of an expert exchange that hides under another micro-batch's compute, with weight gradients in their place and
 #: delayed so that they fill the gaps too: 0.65 to 0.85 in AMD-AGI/Primus' projection (projection.py, MIT).
@@ -36,7 +37,7 @@ class Overlap:
     delay_wgrad: bool = False
     shared_expert: bool = False
     fp8_dispatch: bool = False
-    context: Literal["p2p", "a2a", "allgather", "a2a+p2p"] = "p2p"
+    context: CpComm = "p2p"
     context_a2a_size: int = 1
     sends: bool = True
     bucket_params: int | None = None
@@ -45,6 +46,13 @@ class Overlap:
     def expert_hidden(self) -> float:
         """Share of an expert exchange that can hide under another micro-batch."""
         return EXPERT_HIDDEN_DELAYED if self.delay_wgrad else EXPERT_HIDDEN
+
+
+def default_overlap(model: ModelSpec) -> Overlap:
+    """What a plan has that says nothing: sparse attention gathers keys over the context group (Megatron C8s)."""
+    mixers = (kind.attention for kind in model.kinds)
+    sparse = any(isinstance(mixer, MLAAttention) and mixer.top_k for mixer in mixers)
+    return Overlap(context="allgather" if sparse else "p2p")
 
 
 def overlap_of(options: Options) -> Overlap:

@@ -42,10 +42,10 @@ def tail_of(
 ) -> Tail:
     """Exposed seconds of stages; ``keys`` are the cell keys of the rows, flat, that had shape ``row_shape``.
 
-    Gradients: a reduce-scatter (all-reduce when nothing is sharded) of each bucket over each data-parallel group, hidden
-    under the last micro-batch's backward but for the last bucket. The gather of updated parameters hides under the next
-    forward (half of that backward) but for the first bucket. Full sharding does both inside the passes. Without overlap
-    there is one bucket. ``bucket_params`` replaces Megatron's default size.
+    Gradients: a reduce-scatter (all-reduce when nothing is sharded) of each bucket over each data-parallel group,
+    hidden under the last micro-batch's backward but for the last bucket. The gather of updated parameters hides under
+    the next forward (half of that backward) but for the first bucket. Full sharding does both inside the passes.
+    Without overlap there is one bucket. ``bucket_params`` replaces Megatron's default size.
     """
 
     def column(name: str) -> FloatArray:

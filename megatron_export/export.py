@@ -83,7 +83,7 @@ def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
 
 def environment_of(plan: Plan, cluster: ClusterSpec) -> dict[str, str | None]:
     """Environment that the plan needs; None = must be unset."""
-    if uses_fsdp(plan.sharding):
+    if uses_fsdp(plan.sharding) or plan.options.ep_comm_overlap:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
     degrees = plan.stages[0].degrees
     capabilities = [cluster.gpu_of(cluster.pool(name)).compute_capability or 0.0 for name in _pools(plan)]
@@ -109,7 +109,7 @@ def _environment(plan: Plan, cluster: ClusterSpec) -> str:
     environment = environment_of(plan, cluster)
     reason = {
         "1": "# TP or CP above 1 before Blackwell: communication must start in the order in which it is issued.",
-        None: "# Megatron-FSDP: 1 would serialise its gathers with compute.",
+        None: "# 1 would serialise what Megatron-FSDP or the expert exchange does beside compute.",
     }
     lines = ["# shellcheck shell=bash", *(reason[value] for value in environment.values())]
     return "\n".join(lines) + "\n" + (exports(environment) or "# Nothing to set for this plan.\n")

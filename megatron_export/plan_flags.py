@@ -7,6 +7,7 @@ from meshwright.planner.rules import (
     FSDP_STRATEGIES,
     Layout,
     checkpoint_format,
+    context_sizes,
     layout_of_plan,
     state_dtypes,
     uses_fsdp,
@@ -36,6 +37,9 @@ def parallel_flags(plan: Plan, model: ModelSpec, workload: Workload) -> Flags:
         flags.append(("--sequence-parallel",))
     if degrees.cp > 1:
         flags.append(("--cp-comm-type", plan.options.cp_comm_type or "p2p"))
+        sizes = context_sizes(plan)
+        if sizes:
+            flags.append(("--hierarchical-context-parallel-sizes", *map(str, sizes)))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         flags.append(("--use-tp-pp-dp-mapping",))
     if plan.vpp > 1:
@@ -114,11 +118,16 @@ def overlap_flags(plan: Plan, model: ModelSpec) -> Flags:
         (options.overlap_grad_reduce, "--overlap-grad-reduce"),
         (options.overlap_param_gather, "--overlap-param-gather"),
         (options.tp_comm_overlap, "--tp-comm-overlap"),
+        (options.ep_comm_overlap, "--overlap-moe-expert-parallel-comm"),
+        (options.delay_wgrad, "--delay-wgrad-compute"),
+        (options.moe_shared_expert_overlap and model.is_moe, "--moe-shared-expert-overlap"),
         (options.fused_cross_entropy, "--cross-entropy-loss-fusion"),
         (options.grouped_gemm and model.is_moe, "--moe-grouped-gemm"),
     ):
         if on:
             flags.append((name,))
+    if options.grad_bucket_params:
+        flags.append(("--ddp-bucket-size", str(options.grad_bucket_params)))
     if model.is_moe:
         flags.append(("--moe-token-dispatcher-type", options.dispatcher or "alltoall"))
     if options.cuda_graph:

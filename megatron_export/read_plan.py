@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import cast, get_args
 
 from meshwright.planner.rules import Facts, Layout
 from meshwright.specs.cluster import ClusterSpec
@@ -11,6 +11,7 @@ from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import (
     Chunk,
+    CpComm,
     Degrees,
     Devices,
     Group,
@@ -162,7 +163,12 @@ def options_of(args: MegatronArguments, facts: Facts) -> Options:
         tp_comm_overlap=facts.tp_comm_overlap,
         overlap_p2p=facts.overlap_p2p and bool(facts.vpp > 1),
         dispatcher=facts.dispatcher if facts.is_moe else None,  # type: ignore[arg-type]
-        cp_comm_type=comm if facts.cp > 1 and comm in ("p2p", "a2a", "allgather") else None,  # type: ignore[arg-type]
+        ep_comm_overlap=facts.moe_a2a_overlap,
+        delay_wgrad=facts.delay_wgrad,
+        moe_shared_expert_overlap=facts.shared_expert_overlap and facts.is_moe,
+        grad_bucket_params=args["ddp_bucket_size"],
+        cp_comm_type=comm if facts.cp > 1 and comm in get_args(CpComm) else None,  # type: ignore[arg-type]
+        cp_a2a_size=facts.hierarchical_cp_sizes[0] if facts.cp > 1 and facts.hierarchical_cp_sizes else None,
         cuda_graph=facts.cuda_graph != "none",
         fused_cross_entropy=args["cross_entropy_loss_fusion"],
         grouped_gemm=facts.grouped_gemm,

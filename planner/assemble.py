@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import BlockTable
 from meshwright.specs.batch import IntArray
 from meshwright.specs.cluster import ClusterSpec
@@ -147,7 +148,7 @@ def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) ->
         overlap_param_gather=target.overlap_param_gather and sharded,
         overlap_p2p=skeleton.vpp > 1,
         dispatcher=target.dispatcher if model.is_moe else None,
-        cp_comm_type="p2p" if skeleton.cp > 1 else None,
+        cp_comm_type=default_overlap(model).context if skeleton.cp > 1 else None,
         fused_cross_entropy=target.fused_cross_entropy,
         grouped_gemm=target.grouped_gemm and model.is_moe,
         vp_group_size=pp if skeleton.vpp > 1 else None,

@@ -13,6 +13,7 @@ from .target import RecomputeMode
 
 Schedule = Literal["1f1b", "interleaved"]
 GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
+CpComm = Literal["p2p", "a2a", "allgather", "a2a+p2p"]
 ShardingLevel = Literal["none", "zero1", "zero2", "zero3", "fsdp"]
 _BLOCK = re.compile(r"^(?:(embed|head|vision)|(decoder|mtp):(\d+)(?:-(\d+))?)$")
 #: Far more than any run has; what is beyond would only fill memory.
@@ -142,7 +143,7 @@ class Options(Document):
     moe_shared_expert_overlap: bool = False
     fp8_dispatch: bool = False
     grad_bucket_params: PositiveInt | None = None
-    cp_comm_type: Literal["p2p", "a2a", "allgather", "a2a+p2p"] | None = None
+    cp_comm_type: CpComm | None = None
     cp_a2a_size: PositiveInt | None = None
     cuda_graph: bool = False
     cuda_graph_scope: tuple[GraphScope, ...] = ()

@@ -1,4 +1,4 @@
-"""Operators and collectives: hand calculations, and measured rates from public tables."""
+"""Operators: hand calculations, and measured rates from public tables."""
 
 from __future__ import annotations
 
@@ -8,26 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from meshwright.cost_models.collectives import collective_s, p2p_s
 from meshwright.cost_models.efficiency import GemmFit, family_of
 from meshwright.cost_models.layer_time import touched
 from meshwright.cost_models.operators import attention_s, device, gemm_s, matmul_s, seen_keys
 from meshwright.specs.catalog import gpu as catalog_gpu
-from meshwright.specs.cluster import GpuType, NetworkLevel
+from meshwright.specs.cluster import GpuType
 
-from .cost_cases import H100, V100, pool
+from .cost_cases import H100, V100
 
 
 def gpu_type(name: str) -> GpuType:
     return catalog_gpu(name).gpu
-
-
-def links() -> dict[str, dict[str, float]]:
-    import json
-    from importlib.resources import files
-
-    text = files("meshwright.cost_models.data").joinpath("collectives.json").read_text()
-    return dict(json.loads(text)["links"])
 
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
@@ -137,98 +128,6 @@ def test_context_shards_split_the_work() -> None:
     one = float(attention_s(on, 1, 65536, 32768, 32, 128, 128, 1)[0])
     four = float(attention_s(on, 1, 65536, 32768, 32, 128, 128, 4)[0])
     assert one / 4 < four < one / 3
-
-
-# -- collectives -------------------------------------------------------------------------------------------------------
-
-
-def test_ring_inside_a_node() -> None:
-    """start + 7 hops + V (7/8) / rate + root sqrt(V)."""
-    c, levels = links()["nvlink"], pool(2).levels
-    volume = 64e6
-    rate = 450e9 * c["busbw_eff"]
-    expected = c["start_s"] + 7 * (1e-6 + c["step_s"]) + volume * 7 / 8 / rate
-    expected += c["root_s_per_sqrt_byte"] * volume**0.5
-    assert float(collective_s("all_gather", levels, volume, 8, 1)) == pytest.approx(expected)
-
-
-def test_ring_over_nodes_uses_as_many_ports_as_members() -> None:
-    """Two nodes: with 2 members a node the ring leaves on two ports; with 8 it would exceed no NVLink rate."""
-    inner, outer, levels = links()["nvlink"], links()["infiniband"], pool(4).levels
-    volume = 1e9
-    nic, nvlink = 50e9 * outer["busbw_eff"], 450e9 * inner["busbw_eff"]
-    root = max(inner["root_s_per_sqrt_byte"], outer["root_s_per_sqrt_byte"]) * volume**0.5
-    for size, stride, inside, nodes in ((2, 8, 1, 2), (4, 4, 2, 2), (16, 1, 8, 2), (32, 1, 8, 4)):
-        rate = min(inside * nic, nvlink) if inside > 1 else nic
-        alpha = outer["start_s"] + (nodes - 1) * (5e-6 + outer["step_s"])
-        if inside > 1:
-            alpha += inner["start_s"] + (inside - 1) * nodes * (1e-6 + inner["step_s"])
-        expected = alpha + volume * (size - 1) / size / rate + root
-        assert float(collective_s("reduce_scatter", levels, volume, size, stride)) == pytest.approx(expected)
-
-
-def test_oversubscription_divides_the_outer_rate() -> None:
-    thin = [level.model_copy(update={"oversubscription": 4.0 if level.kind == "infiniband" else 1.0})
-            for level in pool(4).levels]  # fmt: skip
-    wide = float(collective_s("all_gather", pool(4).levels, 8e9, 4, 8))
-    assert float(collective_s("all_gather", thin, 8e9, 4, 8)) == pytest.approx(4 * wide, rel=0.01)
-
-
-def test_all_to_all_takes_the_slower_level() -> None:
-    """16 ranks on two nodes: 7/16 of the bytes stay on NVLink, 8/16 leave on the rank's own port."""
-    inner, outer, levels = links()["nvlink"], links()["infiniband"], pool(2).levels
-    volume = 1e9
-    beta = max(volume * 7 / 16 / (450e9 * inner["busbw_eff"]), volume * 8 / 16 / (50e9 * outer["busbw_eff"]))
-    alpha = inner["start_s"] + 7 * (1e-6 + inner["step_s"]) + outer["start_s"] + 5e-6 + outer["step_s"]
-    root = max(inner["root_s_per_sqrt_byte"], outer["root_s_per_sqrt_byte"]) * volume**0.5
-    assert float(collective_s("all_to_all", levels, volume, 16, 1)) == pytest.approx(alpha + beta + root)
-    halved = float(collective_s("all_to_all", levels, volume, 16, 1, 0.5))
-    assert halved < alpha + beta + root
-
-
-def test_three_levels_nest() -> None:
-    """Node, leaf, spine: a group of one rank a node over 4 nodes of which 2 share a leaf is limited by the spine."""
-    levels = [
-        NetworkLevel(name="nvlink", kind="nvlink", span=8, bandwidth_bytes_per_s=450e9, latency_s=1e-6),
-        NetworkLevel(name="leaf", kind="infiniband", span=16, bandwidth_bytes_per_s=50e9, latency_s=5e-6),
-        NetworkLevel(
-            name="spine", kind="infiniband", span=64, bandwidth_bytes_per_s=50e9, latency_s=5e-6, oversubscription=8.0
-        ),
-    ]
-    volume, eff = 4e9, links()["infiniband"]["busbw_eff"]
-    # Two members under a leaf share two uplinks of 50/8 GB/s.
-    expected = volume * 3 / 4 / (2 * 50e9 / 8 * eff)
-    assert float(collective_s("all_gather", levels, volume, 4, 8)) == pytest.approx(expected, rel=0.01)
-
-
-def test_groups_of_one_are_free() -> None:
-    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
-        assert float(collective_s(op, pool(2).levels, 1e9, 1, 1)) == 0.0  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("op", "megabytes", "busbw"),
-    [("all_gather", 16, 213), ("all_gather", 64, 282), ("all_gather", 512, 335), ("reduce_scatter", 64, 292),
-     ("all_to_all", 64, 265), ("all_to_all", 512, 315)],
-)  # fmt: skip
-def test_h100_node_meets_measured_bus_bandwidth(op: str, megabytes: int, busbw: float) -> None:
-    """GB/s of NCCL 2.29 on 8 H100 (aiconfigurator)."""
-    volume = megabytes * 2**20
-    seconds = float(collective_s(op, pool(1).levels, volume, 8, 1))  # type: ignore[arg-type]
-    assert volume * 7 / 8 / seconds / 1e9 == pytest.approx(busbw, rel=0.15)
-
-
-@pytest.mark.parametrize(
-    ("first", "distance", "inside"), [(0, 4, True), (4, 4, False), (0, 8, False), (8, 2, True), (5, 2, False)]
-)
-def test_sends_cross_the_level_that_their_slowest_pair_crosses(first: int, distance: int, inside: bool) -> None:
-    """Pairs (first + r, first + distance + r), r < distance, listed by hand against nodes of 8."""
-    crosses = any((first + r) // 8 != (first + distance + r) // 8 for r in range(distance))
-    assert crosses is not inside
-    kind, rate, latency = ("nvlink", 450e9, 1e-6) if inside else ("infiniband", 50e9, 5e-6)
-    c = links()[kind]
-    expected = c["start_s"] + latency + 1e8 / (rate * c["busbw_eff"])
-    assert float(p2p_s(pool(4).levels, 1e8, distance, first)) == pytest.approx(expected)
 
 
 def test_expected_nodes_of_a_token() -> None:

@@ -64,6 +64,17 @@ def test_good_dense_plans(llama, cluster, plan):
     assert broken(document(llama, cluster, **plan)) == []
 
 
+def test_overlap_of_the_expert_exchange(mixtral, cluster):
+    on = {"ep_comm_overlap": True, "delay_wgrad": True}
+    assert broken(document(mixtral, cluster, ep=8, options=on)) == []
+    assert broken(document(mixtral, cluster, pp=2, vpp=2, ep=8, options=on)) == []
+    assert rules(broken(document(mixtral, cluster, pp=2, ep=8, options=on))) == ["E11v"]
+    full = RecomputeMode(granularity="full", method="uniform", num_layers=1)
+    assert "E11" in rules(broken(document(mixtral, cluster, ep=8, recompute=full, options=on)))
+    both = on | {"moe_shared_expert_overlap": True}
+    assert "E11" in rules(broken(document(mixtral, cluster, ep=8, options=both)))
+
+
 def test_good_mixture_plans(mixtral, cluster):
     assert broken(document(mixtral, cluster, tp=2, pp=2, ep=4)) == []
     assert broken(document(mixtral, cluster, tp=2, ep=8, etp=2)) == []
@@ -75,6 +86,11 @@ def test_good_mixture_plans(mixtral, cluster):
         ({"pp": 2, "vpp": 2, "micro_batches": 3}, "P9r", "3 micro-batches leave a remainder over groups of 2"),
         ({"pp": 4, "vpp": 2, "micro_batches": 2}, "P9", "PP 4 <= micro-batch group 4 <= micro-batches 2"),
         ({"pp": 2, "vpp": 2, "options": {"overlap_p2p": False}}, "P8", "PP > 2 without p2p overlap; PP is 2"),
+        ({"options": {"fp8_dispatch": True}}, "E12f", "no switch for dispatching tokens in FP8"),
+        ({"options": {"ep_comm_overlap": True}}, "E11", "overlap of expert communication needs EP > 1"),
+        ({"options": {"delay_wgrad": True}}, "E12", "--overlap-moe-expert-parallel-comm"),
+        ({"cp": 4, "options": {"cp_comm_type": "a2a+p2p"}}, "C5", "multiply to CP 4"),
+        ({"cp": 4, "options": {"cp_comm_type": "a2a+p2p", "cp_a2a_size": 3}}, "C5", "3, 1"),
         ({"pp": 2, "layers": [16, 15]}, "P13", "31 decoder layers t, the model has 32"),
         ({"cp": 2, "seq_length": 4098}, "C1", "4098 is not divisible by 2 x CP 2"),
         ({"tp": 4, "seq_length": 4098}, "T6", "4098"),

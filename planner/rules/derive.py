@@ -179,7 +179,13 @@ def facts_of_plan(
         overlap_p2p=options.overlap_p2p,
         sequence_parallel=options.sequence_parallel and degrees.tp > 1,
         tp_comm_overlap=options.tp_comm_overlap,
-        cp_comm_type=(options.cp_comm_type or "p2p",),
+        cp_comm_type=((options.cp_comm_type if degrees.cp > 1 else None) or "p2p",),
+        hierarchical_cp_sizes=context_sizes(plan),
+        shared_expert_overlap=options.moe_shared_expert_overlap,
+        moe_a2a_overlap=options.ep_comm_overlap,
+        delay_wgrad=options.delay_wgrad,
+        fp8_dispatch=options.fp8_dispatch,
+        bucket_flags=("--ddp-bucket-size",) if options.grad_bucket_params else (),
         dist_opt=uses_distributed_optimizer(plan.sharding),
         megatron_fsdp=uses_fsdp(plan.sharding),
         ckpt_format=checkpoint_format(plan.sharding),
@@ -189,6 +195,14 @@ def facts_of_plan(
         **_recompute((first.recompute,), lambda values: values[0]),
         recompute_method=first.recompute.method,
     )
+
+
+def context_sizes(plan: Plan) -> tuple[int, ...]:
+    """Sizes of the all-to-all and the ring of context parallelism by ``a2a+p2p``; () without it or without a size."""
+    cp, inner = plan.stages[0].degrees.cp, plan.options.cp_a2a_size
+    if cp == 1 or plan.options.cp_comm_type != "a2a+p2p" or inner is None:
+        return ()
+    return inner, cp // inner
 
 
 def checkpoint_format(sharding: object) -> str:

@@ -229,6 +229,14 @@ EXPERTS: tuple[Rule, ...] = (
         "config",
     ),
     Rule(
+        "megatron.E12f",
+        lambda f: not f.fp8_dispatch,
+        "Megatron has no switch for dispatching tokens in FP8",
+        "arguments.py has none",
+        "parse",
+        lambda f: ("fp8_dispatch=false",),
+    ),
+    Rule(
         "megatron.E13",
         lambda f: not (f.is_moe and f.fp8) or (f.te_at_least(1, 7) and (not f.grouped_gemm or f.te_at_least(1, 11))),
         "FP8 experts need TransformerEngine 1.7 (1.11 with grouped GEMM)",

@@ -144,6 +144,7 @@ class Facts:
     shared_expert_overlap: bool = False
     moe_a2a_overlap: bool = False
     delay_wgrad: bool = False
+    fp8_dispatch: bool = False
     dispatch_backward_overlap: bool = False
     grouped_gemm: bool = False
     permute_fusion: bool = False
