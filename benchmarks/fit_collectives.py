@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
 #: Link of a GPU in SimAI's ratio tables, which name none: 400 Gbit/s, at which its start-up per node and pass (38 us)
 #: is that of NCCL's tuning.cc (7 NVLink hops of 3.4 us and one network hop of 14 us).
 SIMAI_BYTES_PER_S = 50e9
+#: What Sailor's timing adds to a send or collective: framework and synchronisation, the same on all its GPUs.
+HARNESS_S = 65e-6
 Row = dict[str, Any]
 
 
@@ -97,24 +99,31 @@ def curve_entry(table: list[Row], gpus: tuple[str, ...], bandwidth: float, sizes
     return {"gpus": list(gpus), "bandwidth_bytes_per_s": bandwidth, "first_log2": 9, "us": us, "pair_share": 1.0}
 
 
-def with_all_reduce(entry: dict[str, Any], found: list[Row], bandwidth: float) -> dict[str, Any]:
-    """A curve for boards of which only large all-reduces were measured (8 V100: pairs share one to two links).
+def is_quad(row: Row) -> bool:
+    """Large all-reduces of four GH200 joined without a switch."""
+    return bool(row["gpu"] == "GH200-96GB" and row["op"] == "all_reduce" and row["bytes"] >= 2**24)
 
-    Below the first measured size the base curve holds. The other operations keep their ratio to all-reduce.
+
+def with_all_reduce(entry: dict[str, Any], found: list[Row], bandwidth: float) -> dict[str, Any]:
+    """A curve for boards without switches, of which large all-reduces were measured.
+
+    Below the first measured size the base curve holds. The other operations keep their ratio to all-reduce. A group
+    that was not measured takes the times of the next smaller one.
     """
     base = curve_from(entry)
+    mine: list[tuple[float, float]] = []
     us: dict[str, list[list[float]]] = {op: [] for op in OPS}
     for n in GROUPS:
         sizes = np.array(SIZES, dtype=float)
         scaled, group = sizes * base.bandwidth_bytes_per_s / bandwidth, np.full(len(SIZES), float(n))
-        mine = sorted((r["bytes"], r["us"]) for r in found if r["gpus"] == n)
+        mine = sorted((r["bytes"], r["us"]) for r in found if r["gpus"] == n) or mine
         x, y = (np.log2(np.array(column)) for column in zip(*mine, strict=True))
         plain = 1e6 * base.seconds("all_reduce", scaled, group)
         factor = np.where(np.log2(sizes) >= x[0], 2 ** np.interp(np.log2(sizes), x, y) / plain, 1.0)
         for op in OPS:
             values = monotone(1e6 * base.seconds(op, scaled, group) * factor)  # type: ignore[arg-type]
             us[op].append([float(f"{value:.4g}") for value in values])
-    return entry | {"gpus": ["V100"], "bandwidth_bytes_per_s": bandwidth, "us": us}
+    return entry | {"gpus": sorted({r["gpu"] for r in found}), "bandwidth_bytes_per_s": bandwidth, "us": us}
 
 
 def predict(curve: Curve, found: list[Row], bandwidth: float, start_s: float = 0.0) -> list[float]:
@@ -160,7 +169,7 @@ def inside_errors() -> None:
            [r["us"] for r in found])  # fmt: skip
     checks = (
         ("vtrain", "A100", "nvlink3", 300e9), ("sailor", "A100-40GB", "nvlink3", 300e9),
-        ("sailor", "V100-16GB", "nvlink2", 150e9), ("sailor", "GH200-96GB", "nvlink4", 450e9),
+        ("sailor", "V100-16GB", "nvlink2", 150e9),
         ("sailor", "RTX-3090", "pcie-host", 31.5e9), ("sailor", "Titan-RTX", "pcie-host", 15.75e9),
         ("nnscaler", "MI200", "nvlink3", 100e9),
     )  # fmt: skip
@@ -228,11 +237,10 @@ def across_errors() -> None:
 
 
 def send_errors() -> None:
-    """Sailor's send curves; its timing adds about 65 us of framework and synchronisation to every send."""
-    harness = 65e-6
+    """Sailor's send curves, with its harness."""
     boards = (
         ("A100-40GB", "nvlink3", "nvlink", 300e9), ("V100-16GB", "nvlink2", "nvlink", 150e9),
-        ("GH200-96GB", "nvlink4", "nvlink", 450e9), ("RTX-2080", "pcie3", "pcie", 15.75e9),
+        ("GH200-96GB", "nvlink4-quad", "nvlink", 450e9), ("RTX-2080", "pcie3", "pcie", 15.75e9),
         ("Titan-RTX", "pcie3", "pcie", 15.75e9),
     )  # fmt: skip
     table = rows("sailor_p2p")
@@ -243,7 +251,7 @@ def send_errors() -> None:
         )  # fmt: skip
         found = [r for r in table if r["gpu"] == gpu and r["link"] == "intra-node"]
         measured = [r["bytes"] / r["busbw_gbps"] / 1e9 for r in found]
-        report(f"send {gpu}", [harness + float(p2p_s([level], r["bytes"], 1)) for r in found], measured)
+        report(f"send {gpu}", [HARNESS_S + float(p2p_s([level], r["bytes"], 1)) for r in found], measured)
         rate = found[-1]["busbw_gbps"] * 1e9 / bandwidth
         print(f"  share of the link at {found[-1]['bytes'] / 2**20:.0f} MiB: {rate:.2f}")
 
@@ -292,6 +300,10 @@ def main(write: bool) -> None:
         base = curve_entry(table, *FAMILIES["nvlink3"], SIZES)
         kept = {"pair_share": now["curves"]["nvlink2"]["pair_share"]}
         now["curves"]["nvlink2"] = with_all_reduce(base, v100, 150e9) | kept
+        quad = [r | {"us": r["us"] - 1e6 * HARNESS_S} for r in rows("sailor") if is_quad(r)]
+        base = curve_entry(table, *FAMILIES["nvlink4"], SIZES)
+        kept = {"pair_share": now["curves"]["nvlink4-quad"]["pair_share"]}
+        now["curves"]["nvlink4-quad"] = with_all_reduce(base, quad, 450e9) | kept
         text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", one_line, json.dumps(now, indent=1))
         OUT.write_text(text + "\n")
     print(f"{'':66} {'rows':>5} {'median':>7} {'p95':>7} {'bias':>7}")

@@ -124,6 +124,7 @@ def _inner_levels(
                 span=span,
                 bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
                 latency_s=link.latency_s,
+                peer_to_peer=link.peer_to_peer,
                 source=link.source,
             )
         )

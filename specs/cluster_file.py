@@ -223,7 +223,12 @@ def _link(form: LinkForm, name: str, pointer: str) -> Link:
         if form.link not in links():
             raise SpecError(Fault(f"{pointer}/link", f"unknown link {form.link[:60]!r}", tuple(links())))
         known = links()[form.link].model_dump()
-    given = {"kind": form.kind, "bandwidth_bytes_per_s": form.bandwidth, "latency_s": form.latency}
+    given = {
+        "kind": form.kind,
+        "bandwidth_bytes_per_s": form.bandwidth,
+        "latency_s": form.latency,
+        "peer_to_peer": form.peer_to_peer,
+    }
     known.update({key: value for key, value in given.items() if value is not None})
     fields = {"kind": "kind", "bandwidth_bytes_per_s": "bandwidth", "latency_s": "latency"}
     missing = [written for field, written in fields.items() if field not in known]
@@ -235,7 +240,8 @@ def _link(form: LinkForm, name: str, pointer: str) -> Link:
 def _level(form: JoinForm, span: int, name: str, pointer: str) -> NetworkLevel:
     link = _link(form, name, pointer)
     fields = {**link.model_dump(), "name": form.name or link.name, "span": span}
-    return NetworkLevel.parse({**fields, "oversubscription": form.oversubscription}, pointer)
+    fields |= {"oversubscription": form.oversubscription, "in_network_reduction": form.in_network_reduction}
+    return NetworkLevel.parse(fields, pointer)
 
 
 def _inter_pool(

@@ -40,6 +40,7 @@ class LinkForm(Document):
     kind: LinkKind | None = None
     bandwidth: Bandwidth | None = None
     latency: Duration | None = None
+    peer_to_peer: bool | None = None
 
 
 Nic = Annotated[LinkForm, BeforeValidator(lambda value: {"link": value} if isinstance(value, str) else value)]
@@ -50,6 +51,7 @@ class JoinForm(LinkForm):
 
     name: Name | None = None
     oversubscription: Ratio = 1.0
+    in_network_reduction: bool = False
 
 
 class LevelForm(JoinForm):

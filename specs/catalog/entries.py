@@ -10,12 +10,13 @@ from ..cluster import GpuType, LinkKind
 
 class Link(Document):
     """A kind of link. ``bandwidth_bytes_per_s`` is nominal, per port (or per GPU for NVLink, xGMI, PCIe) and direction;
-    ``latency_s`` is one hop's."""
+    ``latency_s`` is one hop's; without ``peer_to_peer`` transfers between GPUs pass through host memory."""
 
     name: str
     kind: LinkKind
     bandwidth_bytes_per_s: PositiveFloat
     latency_s: NonNegativeFloat
+    peer_to_peer: bool = True
     source: str
 
 
