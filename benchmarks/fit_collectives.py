@@ -267,21 +267,31 @@ def exchange_levels(gpu: str, gpus: int, nodes: int) -> list[NetworkLevel]:
 
 
 def exchange_errors() -> None:
-    """DeepEP with 20 SMs: bytes with one copy a rank and, between nodes, one copy a node (at most 4 nodes a token)."""
-    groups: dict[tuple[str, str, int, str], list[tuple[float, float]]] = defaultdict(list)
+    """Expert exchange with one copy a rank and, between nodes, one copy a node (at most 4 nodes a token).
+
+    DeepEP with 20 SMs on Hopper and 24 on Blackwell, TensorRT-LLM's two-sided exchange on a GB200 rack.
+    """
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for r in rows("moe_exchange"):
-        if r["impl"] != "deepep_normal" or r["sms"] != 20 or r["tokens"] < 1024:
+        rack, sms = r["impl"] == "trtllm_nvlink_two_sided", 20 if r["gpu"].startswith("h") else 24
+        usual = r["op"] in ("dispatch", "combine") and r["dtype"] in ("bfloat16", "fp8") and r["tokens"] >= 1024
+        if not usual or not (rack or (r["impl"] == "deepep_normal" and r["sms"] == sms)):
             continue
-        n, nodes, top_k = int(r["gpus"]), int(r["nodes"]), r["topk"]
-        width = r["hidden"] * (1 + 4 / 128 if r["op"] == "dispatch" else 2)
-        volume = r["tokens"] * top_k * width
-        per_rank = float(touched(np.array(float(n)), int(top_k), None)) / top_k
-        per_node = float(touched(np.array(float(nodes)), int(top_k), 4)) / top_k
-        seconds = float(expert_exchange_s(exchange_levels(r["gpu"], n, nodes), volume, n, 1, per_node, per_rank))
+        n, nodes, top_k = int(r["gpus"]), int(r["nodes"]), int(r["topk"])
+        fp8 = r["op"] == "dispatch" and r["dtype"] == "fp8"
+        volume = r["tokens"] * top_k * r["hidden"] * (1 + 4 / 128 if fp8 else 2)
+        inner = n if rack else n // nodes
+        per_rank = float(touched(np.array(float(n)), top_k, None)) / top_k
+        per_node = float(touched(np.array(float(nodes)), top_k, 4)) / top_k
+        levels = exchange_levels(r["gpu"], n, n // inner)
+        seconds = float(expert_exchange_s(levels, volume, n, 1, per_node, per_rank))
         few = "top 4 and more" if top_k >= 4 else "top 1, 2"
-        groups[r["gpu"], r["op"], nodes, few].append((seconds, r["us"] * 1e-6))
-    for (gpu, op, nodes, few), pairs in sorted(groups.items()):
-        report(f"DeepEP {gpu} {op}, {nodes} nodes, {few}", *zip(*pairs, strict=True))
+        key = ("rack", r["gpu"], r["op"], f"{n} GPUs", few) if rack else (
+            "DeepEP", r["gpu"], r["op"], f"{nodes} nodes of {inner}", few
+        )  # fmt: skip
+        groups[key].append((seconds, r["us"] * 1e-6))
+    for key, pairs in sorted(groups.items()):
+        report(" ".join(key), *zip(*pairs, strict=True))
 
 
 def one_line(match: re.Match[str]) -> str:

@@ -247,8 +247,9 @@ def expert_exchange_s(
     """Seconds of one dispatch or combine by kernels that send a token once to a node and once to a rank (DeepEP).
 
     ``volume`` is what the rank would send with a copy for every expert; ``node_copies`` and ``rank_copies`` are the
-    shares of it that remain with one copy a node and one a rank. Rates: DeepEP at its usual 20 SMs on H100 to B200,
-    fitted on aiconfigurator's tables (``dedup`` in ``data/collectives.json``).
+    shares of it that remain with one copy a node and one a rank. Rates: DeepEP on Hopper at its usual 20 SMs,
+    TensorRT-LLM's two-sided exchange on GB200 racks of 8 to 64, both from aiconfigurator's tables (``dedup`` in
+    ``data/collectives.json``).
     """
     volume, size, stride, node_copies, rank_copies = np.broadcast_arrays(
         np.asarray(volume, dtype=float),
@@ -262,10 +263,9 @@ def expert_exchange_s(
     for step in _steps(levels, size, stride):
         bandwidth = step.level.bandwidth_bytes_per_s / step.level.oversubscription
         if curve_of(step.level) is not None:
-            # The kernels' own rate counts every copy, the one that stays included; the link carries the others.
-            sent = volume * rank_copies
-            slow = sent * (1 - 1 / number) / (constants["inside_share"] * bandwidth)
-            inside = np.where(step.crossed, np.maximum(slow, sent / constants["most_bytes_per_s"]), inside)
+            # The kernels move every copy, the one that stays included.
+            rate = min(constants["inside_share"] * bandwidth, constants["most_bytes_per_s"])
+            inside = np.where(step.crossed, volume * rank_copies / rate, inside)
             start = np.where(step.crossed, constants["start_s"], start)
         else:
             sent = volume * node_copies * (step.members - step.inner) / number
