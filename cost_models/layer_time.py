@@ -14,15 +14,8 @@ from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import LayerKind
 from meshwright.specs.weights import Weight
 
-from .collectives import (
-    collective_s,
-    contention,
-    expert_exchange_s,
-    exposed_s,
-    link_constants,
-    members_inside,
-    pair_bandwidth,
-)
+from .collectives import collective_s, contention, expert_exchange_s, exposed_s, members_inside
+from .context import context_exchange_s
 from .local import Linear, Local, activation_element_bytes
 from .multipliers import NEUTRAL, Multipliers
 from .operators import Device, attention_s, matmul_s, scan_s, seen_keys, stream_s
@@ -275,55 +268,9 @@ class LayerTimer:
         calls = CALLS["attention" if at.target.fused_attention else "unfused"]
         out.add("attention", "core_attn", forward, backward, calls)
         queries, outputs = (self.wide * heads * size * at.tokens for size in (qk_dim, v_dim))
-        self._context(out, forward, backward, kv_bytes_per_token * at.tokens, queries, outputs)
-
-    def _context(
-        self,
-        out: Pieces,
-        forward: FloatArray,
-        backward: FloatArray,
-        block: FloatArray,
-        queries: FloatArray,
-        outputs: FloatArray,
-    ) -> None:
-        """Exchange over the context-parallel group around a core attention of ``forward`` and ``backward`` seconds.
-
-        ``block``, ``queries``, ``outputs`` are a rank's bytes of keys and values, queries, and outputs. The ring passes
-        blocks on under the attention to the block before. All-to-all (heads for tokens and back) and all-gather of
-        keys and values (backward also the reduce-scatter of their gradients) hide under nothing, as in
-        TransformerEngine's context_parallel.py. ``a2a+p2p`` exchanges heads in groups of neighbours and rings over
-        the groups.
-        """
-        keys, kind = self.at.keys, self.overlap.context
-        inner = {"a2a": keys.cp, "a2a+p2p": np.minimum(self.overlap.context_a2a_size, keys.cp)}.get(kind)
-        if kind == "allgather":
-            whole = block * self.at.cp
-            gather = collective_s("all_gather", self.levels, whole, keys.cp, keys.tp)
-            scatter = collective_s("reduce_scatter", self.levels, whole, keys.cp, keys.tp)
-            out.add("cp_comm", "core_attn", gather, gather + scatter, np.where(self.at.cp > 1, 2.0, 0.0))
-            return
-        if inner is not None:
-            there = collective_s("all_to_all", self.levels, block + queries, inner, keys.tp)
-            both = there + collective_s("all_to_all", self.levels, outputs, inner, keys.tp)
-            out.add("cp_comm", "core_attn", both, both, np.where(inner > 1, 8.0, 0.0))
-        ring = keys.cp // (inner if inner is not None else 1)
-        stride = keys.tp * (inner if inner is not None else 1)
-        step, hops = self._ring_step_s(block, ring, stride), ring - 1.0
-        share = contention("all_gather", self.levels, ring, stride)
-        exposed = hops * exposed_s(step, forward / ring, share)
-        exposed_back = hops * exposed_s(2 * step, backward / ring, share)
-        out.add("cp_comm", "core_attn", exposed, exposed_back, 4 * hops)
-
-    def _ring_step_s(self, block: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-        """Seconds to pass one block on in a ring over a context-parallel group: its slowest hop."""
-        slowest, inner = self._nothing(), np.ones_like(self.at.tp)
-        for level in self.levels:
-            members = members_inside(level, size, stride)
-            constants = link_constants(level)
-            hop = constants["start_s"] + level.latency_s + constants["step_s"] + block / pair_bandwidth(level)
-            slowest = np.where(members > inner, np.maximum(slowest, hop), slowest)
-            inner = np.maximum(inner, members)
-        return np.where(size > 1, slowest, 0.0)
+        block = kv_bytes_per_token * at.tokens
+        exchange = context_exchange_s(at, self.overlap, self.levels, (forward, backward), block, queries, outputs)
+        out.add("cp_comm", "core_attn", *exchange)
 
     def _softmax(self, out: Pieces, mixer: SoftmaxAttention) -> None:
         at = self.at
