@@ -8,6 +8,7 @@ import pytest
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import collective_s
 from meshwright.cost_models.estimate import estimate
+from meshwright.cost_models.multipliers import NEUTRAL
 from meshwright.cost_models.overlap import Overlap, overlap_of
 from meshwright.cost_models.protocol import TERMS
 from meshwright.cost_models.schedules import Interleaved, get
@@ -23,7 +24,7 @@ ROW = (1, 1, 32, 1, 32, 1, 0, 0)
 
 def terms(overlap: Overlap, model: ModelSpec = MOE, row: tuple[int, ...] = ROW, **changes: object) -> np.ndarray:
     """[2, TERMS] forward and backward seconds of a decoder layer."""
-    costs = CostModel(model, cluster(4), workload(), target(**changes), overlap=overlap)
+    costs = CostModel(model, cluster(4), workload(), target(**changes), overlap=overlap, multipliers=(NEUTRAL,))
     cells = costs.cells(keys(row))  # type: ignore[arg-type]
     return np.stack([cells.forward_terms_s[0, 0, 1], cells.backward_terms_s[0, 0, 1]])
 
@@ -111,7 +112,9 @@ def test_sends_that_block_cost_time() -> None:
 def test_smaller_buckets_start_more_often_and_leave_less_for_the_end() -> None:
     zero, tails = np.array([0]), []
     for params in (10_000_000, 40_000_000, 1_000_000_000):
-        costs = CostModel(llama_70b(), cluster(4), workload(), target(), overlap=Overlap(bucket_params=params))
+        costs = CostModel(
+            llama_70b(), cluster(4), workload(), target(), overlap=Overlap(bucket_params=params), multipliers=(NEUTRAL,)
+        )
         cells = costs.cells(keys((4, 1, 1, 1, 32, 1, 0, 1)))
         backward = np.array([0.0, 10.0])
         tail = costs.tail(cells, zero, zero, np.array([2e9]), np.array([0.0]), backward)
