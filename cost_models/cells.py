@@ -124,8 +124,10 @@ class CostModel:
         dense_params: FloatArray,
         expert_params: FloatArray,
         last_backward_s: FloatArray,
+        pools: tuple[Pool, ...] | None = None,
     ) -> Tail:
-        """See :meth:`~.protocol.StageCosts.tail`."""
+        """See :meth:`~.protocol.StageCosts.tail`. ``pools`` replaces the cluster's, with the same GPU types, where
+        groups reach beyond a pool (:mod:`.mixed_stage`)."""
         return tail_of(
             cells.keys.take(np.asarray(row).reshape(-1)),
             np.shape(row),
@@ -133,7 +135,7 @@ class CostModel:
             dense_params,
             expert_params,
             last_backward_s,
-            pools=self.pools,
+            pools=pools or self.pools,
             devices=self.devices,
             workload=self.workload,
             target=self.target,
@@ -147,6 +149,9 @@ class CostModel:
         """See :meth:`~.protocol.StageCosts.boundary_s`. Sequence parallelism sends each rank's own part."""
         row, source, sink, first = np.broadcast_arrays(row, from_pool, to_pool, first_rank)
         own = Local(self.model, self.workload, self.target, cells.keys).own_tokens
+        if self.target.scatter_sends and not self.target.sequence_parallel:
+            # Each rank sends its part of what all ranks of the TP group hold; the receivers gather it, as if once more.
+            own = own / cells.keys.tp
         volume = (activation_element_bytes(self.workload.precision) * self.model.hidden_size * own)[row]
         return self._transfer_s(volume, source, sink, first, cells.keys.stage_ranks[row])
 

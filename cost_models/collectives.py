@@ -46,8 +46,13 @@ def _constants() -> dict[str, Any]:
 
 def link_constants(level: NetworkLevel) -> dict[str, float]:
     """Start-up, per-step and size-dependent constants of the level's link kind."""
+    return link_constants_of(level.kind)
+
+
+def link_constants_of(kind: str) -> dict[str, float]:
+    """As :func:`link_constants`, of a link kind."""
     links: dict[str, dict[str, float]] = _constants()["links"]
-    return links[level.kind]
+    return links[kind]
 
 
 def members_inside(level: NetworkLevel, size: Array, stride: Array) -> FloatArray:

@@ -62,6 +62,7 @@ class Target(Document):
     fused_cross_entropy: bool = True
     fused_attention: bool = True
     grouped_gemm: bool = True
+    scatter_sends: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
