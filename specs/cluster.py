@@ -43,7 +43,8 @@ class NetworkLevel(Document):
 
     ``span`` is how many GPUs one instance of the level joins (8 for NVLink in a DGX node); the outermost level of a
     pool spans all of it. ``bandwidth_bytes_per_s`` is per GPU and direction, before ``oversubscription`` (1 = full
-    bisection). ``latency_s`` is one hop's.
+    bisection). ``latency_s`` is one hop's. ``port_bytes_per_s`` is what one GPU reaches while those that share its port
+    are silent; None: no more than ``bandwidth_bytes_per_s``.
     """
 
     name: str
@@ -52,6 +53,7 @@ class NetworkLevel(Document):
     bandwidth_bytes_per_s: Positive
     latency_s: NonNegative
     oversubscription: Ratio = 1.0
+    port_bytes_per_s: Positive | None = None
     source: str = ""
 
 

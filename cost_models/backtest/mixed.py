@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.cluster import ClusterSpec, NetworkLevel
 from meshwright.specs.cluster_io import cluster_from_data
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Chunk, Degrees, Group, Plan, Stage, collapse_blocks, format_range
@@ -44,12 +44,19 @@ def is_mixed(row: Mapping[str, str]) -> bool:
     return "stage_devices" in row
 
 
+def is_mixed_types(row: Mapping[str, str]) -> bool:
+    """Whether a run mixes GPU types."""
+    return "|" in row.get("gpu_types", "")
+
+
 def mixed_run(row: Mapping[str, str]) -> Run:
     """The run of a row; :class:`UnsupportedError` where plan or measurement is not stated."""
     if not (row.get("stage_devices") or "").strip():
         raise UnsupportedError("no plan is stated")
     if "TransGAN" in row["model"]:
         raise UnsupportedError("TransGAN is no language model")
+    if "profile" in row.get("kind", ""):
+        raise UnsupportedError("sum of a profile with a hook on every layer, precision not stated: no training step")
     columns = {
         "seq_len": "seq_len", "num_gpus": "num_gpus", "gpus_per_node": "gpus_per_node", "tp": "tp", "pp": "pp",
         "dp": "dp", "micro_batch": "micro_batch", "global_batch": "global_batch", "framework": "framework",
@@ -118,7 +125,7 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
         stages=tuple(stages), options=options,
     )  # fmt: skip
     workload = workload_of(run, stack, precision, mbs * dp * m, mtp=False)
-    target = target_of(run, stack, options, recompute).model_copy(update={"scatter_sends": True})
+    target = target_of(run, stack, options, recompute).model_copy(update={"deepspeed_pipeline": "deepspeed" in stack.name})
     return Case(run, stack, "", model, cluster, workload, target, plan, 1.0, tuple(notes))
 
 
@@ -200,7 +207,7 @@ def mixed_cluster(run: Run, devices: list[list[Members]], notes: list[str]) -> C
     counts: dict[str, int] = {}
     for group in (group for stage in devices for group in stage):
         counts[group.gpu] = counts.get(group.gpu, 0) + group.tp * group.replicas
-    pools, networks = [], []
+    pools, networks, ports = [], [], {}
     for gpu, count in counts.items():
         per_node = min(run.gpus_per_node or count, count)
         if count % per_node:
@@ -216,11 +223,27 @@ def mixed_cluster(run: Run, devices: list[list[Members]], notes: list[str]) -> C
             levels, network = _levels(node, per_node, count)
             form["levels"] = levels
             networks.append(network)
+            ports[form["name"]] = node["nic_bytes_per_s"] / node.get("ports", 1)
         pools.append(form)
     data: dict[str, Any] = {"pools": pools}
     if len(pools) > 1 and len(networks) == len(pools):
         data["inter_pool"] = min(networks, key=lambda network: network[0])[1]
-    return cluster_from_data(data)
+    return _with_ports(cluster_from_data(data), ports)
+
+
+def _with_ports(cluster: ClusterSpec, ports: Mapping[str, float]) -> ClusterSpec:
+    """The cluster with what one GPU alone reaches on the network of its pool, and between pools."""
+
+    def ported(level: NetworkLevel, port: float | None) -> NetworkLevel:
+        return level if level.kind in ("nvlink", "pcie") else level.model_copy(update={"port_bytes_per_s": port})
+
+    pools = tuple(
+        pool.model_copy(update={"levels": tuple(ported(level, ports.get(pool.name)) for level in pool.levels)})
+        for pool in cluster.pools
+    )
+    between = cluster.inter_pool
+    joined = ported(between, min(ports.values(), default=None)) if between else None
+    return cluster.model_copy(update={"pools": pools, "inter_pool": joined})
 
 
 def _node_of(run: Run, gpu: str) -> dict[str, Any] | None:
