@@ -1,4 +1,6 @@
-"""Step times of runs on mixed and old GPUs against predictions: ``python benchmarks/mixed_runs.py HETERO.csv MODELS.json``.
+"""Step times of runs on mixed and old GPUs against predictions.
+
+    python benchmarks/mixed_runs.py HETERO.csv MODELS.json
 
 Prints, by source and by whether a run mixes GPU types, the errors and rank correlations of our prediction and of the
 source's own. Nothing is fitted on runs that mix types. The second table multiplies the host's time for a call by one
@@ -17,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.cost_models.backtest.mixed import is_mixed_types
-from meshwright.cost_models.backtest.price import price, price_case
 from meshwright.cost_models.backtest.plans import Case
+from meshwright.cost_models.backtest.price import price, price_case
+from meshwright.cost_models.backtest.ranks import spearman
 from meshwright.cost_models.backtest.rows import number, read_rows
 from meshwright.cost_models.multipliers import Multipliers
 
@@ -35,20 +38,6 @@ class Compared:
     measured_s: float
     ours_s: float
     theirs_s: float
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation; ties take their mean rank. NaN for fewer than three or for constant values."""
-    ranks = [_ranks(np.asarray(values, dtype=float)) for values in (one, other)]
-    if len(one) < 3 or any(np.ptp(rank) == 0 for rank in ranks):
-        return float("nan")
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean = np.cumsum(counts) - (counts - 1) / 2
-    return np.asarray(mean[inverse])
 
 
 def read(runs: Path, models: Path) -> tuple[list[Compared], Counter[str]]:
@@ -94,7 +83,8 @@ def table(compared: list[Compared]) -> None:
 
 
 def with_host(compared: list[Compared]) -> list[Compared]:
-    """Priced again with the host factor that fits the source's runs on one GPU type best (least median error)."""
+    """Priced again with the host factor that fits the source's runs on one GPU type: the smallest whose mean error
+    is within half a per cent of the best."""
     out = []
     for source in dict.fromkeys(c.source for c in compared):
         mine = [c for c in compared if c.source == source]
@@ -104,7 +94,8 @@ def with_host(compared: list[Compared]) -> list[Compared]:
             by = Multipliers(host=factor)
             return float(np.mean([abs(price_case(c.case, by).step_time_s / c.measured_s - 1) for c in runs]))
 
-        best = min(HOST_FACTORS, key=error) if alone else 1.0
+        errors = {factor: error(factor) for factor in HOST_FACTORS} if alone else {1.0: 0.0}
+        best = min(factor for factor, found in errors.items() if found <= min(errors.values()) + 0.005)
         print(f"{source}: host x {best} from {len(alone)} runs on one GPU type")
         out += [
             Compared(c.source, c.mixed, c.case, c.measured_s,

@@ -1,4 +1,8 @@
-"""Runs on mixed GPU types as cases: rows that say for every stage which devices hold it and which layers."""
+"""Runs on mixed GPU types as cases: rows that say for every stage which devices hold it and which layers.
+
+A stage may lie on several pools; its replicas share the micro-batches evenly, so the slowest sets its pace. Stages may
+differ in tensor and data parallelism: the samples of a micro-batch are then spread over each stage's own replicas.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +90,10 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
     precision = precision_of(run, stack, cluster, notes)
     if precision == "tf32" and any("tf32" not in gpu.peak_flops for gpu in cluster.gpus.values()):
         precision = "fp32"  # which is tf32 on the types that have it
-    tp, dp = devices[0][0].tp, sum(group.replicas for group in devices[0])
-    mbs, m = run.micro_batch_size or 1, _micro_batches(run, dp)
+    m = _micro_batches(run, sum(group.replicas for group in devices[0]))
     recompute = recompute_of(run, stack, model, len(devices), notes)
-    sharding = sharding_of(run, stack, dp, notes)
-    options = options_of(run, stack, tp, notes)
+    sharding = sharding_of(run, stack, max(sum(group.replicas for group in stage) for stage in devices), notes)
+    options = options_of(run, stack, max(stage[0].tp for stage in devices), notes)
     blocks = _blocks(run, model.num_layers)
     stages: list[Stage] = []
     rank = 0
@@ -98,9 +101,11 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
         if any(group.tp != groups[0].tp for group in groups):
             raise UnsupportedError(f"replicas of stage {p} differ in their tensor parallelism")
         tp, dp = groups[0].tp, sum(group.replicas for group in groups)
+        if run.global_batch_size % (m * dp):
+            raise UnsupportedError(f"micro-batches do not go evenly over the {dp} replicas of stage {p}")
         placed = []
         for group in groups:
-            size, name = group.tp * group.replicas, _pool_name(group.gpu)
+            size, name = group.tp * group.replicas, group.gpu
             ranks = (format_range(rank, rank + size - 1),)
             placed.append(Group(pool=name, gpu=cluster.pool(name).gpu, ranks=ranks, micro_batches=m))
             rank += size
@@ -108,25 +113,28 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
             Stage(
                 chunks=(Chunk(order=p, blocks=collapse_blocks(blocks[p])),),
                 degrees=Degrees(tp=tp, dp=dp, etp=tp, edp=dp),
-                micro_batch_size=mbs,
+                micro_batch_size=run.global_batch_size // (m * dp),
                 recompute=recompute,
                 sharding=sharding,
                 groups=tuple(placed),
             )
         )
-
-    def same(name: str) -> int | None:
-        values = {getattr(stage.degrees, name) for stage in stages}
-        return int(values.pop()) if len(values) == 1 else None
-
+    tp_of, dp_of = ([getattr(stage.degrees, name) for stage in stages] for name in ("tp", "dp"))
+    same_tp, same_dp = _same(tp_of), _same(dp_of)
     plan = Plan(
-        tp=same("tp"), pp=len(stages), cp=1, ep=1, etp=same("etp"), dp=same("dp"), edp=same("edp"),
-        micro_batch_size=mbs, num_microbatches=m, schedule="1f1b", sharding=sharding, recompute=recompute,
-        stages=tuple(stages), options=options,
+        tp=same_tp, pp=len(stages), cp=1, ep=1, etp=same_tp, dp=same_dp, edp=same_dp,
+        micro_batch_size=_same([stage.micro_batch_size for stage in stages]), num_microbatches=m, schedule="1f1b",
+        sharding=sharding, recompute=recompute, stages=tuple(stages), options=options,
     )  # fmt: skip
-    workload = workload_of(run, stack, precision, mbs * dp * m, mtp=False)
-    target = target_of(run, stack, options, recompute).model_copy(update={"deepspeed_pipeline": "deepspeed" in stack.name})
+    workload = workload_of(run, stack, precision, run.global_batch_size, mtp=False)
+    target = target_of(run, stack, options, recompute).model_copy(
+        update={"deepspeed_pipeline": "deepspeed" in stack.name}
+    )
     return Case(run, stack, "", model, cluster, workload, target, plan, 1.0, tuple(notes))
+
+
+def _same(values: list[int]) -> int | None:
+    return values[0] if len(set(values)) == 1 else None
 
 
 def members_of(text: str) -> list[list[Members]]:
@@ -173,9 +181,7 @@ def _blocks(run: Run, layers: int) -> list[list[tuple[str, int]]]:
         if extra not in LEADING:
             raise UnsupportedError(f"{cuts[-1]} entries are cut, but the model has {layers} layers")
         first = LEADING[extra]
-        sizes = [
-            max(min(end, first + layers) - max(start, first), 0) for start, end in pairwise(cuts)
-        ]
+        sizes = [max(min(end, first + layers) - max(start, first), 0) for start, end in pairwise(cuts)]
     if sum(sizes) != layers:
         raise UnsupportedError(f"the stages hold {sum(sizes)} of {layers} layers")
     out: list[list[tuple[str, int]]] = []
@@ -198,10 +204,6 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _pool_name(gpu: str) -> str:
-    return gpu
-
-
 def mixed_cluster(run: Run, devices: list[list[Members]], notes: list[str]) -> ClusterSpec:
     """One pool for each GPU type, with the links that were measured on such nodes; pools meet at the slower network."""
     counts: dict[str, int] = {}
@@ -213,7 +215,7 @@ def mixed_cluster(run: Run, devices: list[list[Members]], notes: list[str]) -> C
         if count % per_node:
             raise UnsupportedError(f"{count} {gpu} do not fill nodes of {per_node}")
         form: dict[str, Any] = {
-            "name": _pool_name(gpu), "gpu": RENAMED.get(gpu, gpu), "nodes": count // per_node,
+            "name": gpu, "gpu": RENAMED.get(gpu, gpu), "nodes": count // per_node,
             "gpus_per_node": per_node,
         }  # fmt: skip
         if gpu in RENAMED:
