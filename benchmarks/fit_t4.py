@@ -31,7 +31,7 @@ def main(runs: Path, models: Path) -> None:
             cases.append((mixed_case(run, known), run.measured_s or np.nan))
     found = []
     for compute, link in product(FACTORS, FACTORS):
-        factors = Multipliers(gemm=compute, attention=compute, memory_bound=compute, tp_comm=link)
+        factors = Multipliers(gemm=compute, head=compute, attention=compute, memory_bound=compute, tp_comm=link)
         errors = [abs(price_case(case, factors).step_time_s / measured - 1) for case, measured in cases]
         found.append((float(np.mean(errors)), float(np.median(errors)), compute, link))
     for mean, median, compute, link in sorted(found)[:3]:

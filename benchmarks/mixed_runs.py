@@ -23,7 +23,7 @@ from meshwright.cost_models.backtest.plans import Case
 from meshwright.cost_models.backtest.price import price, price_case
 from meshwright.cost_models.backtest.ranks import spearman
 from meshwright.cost_models.backtest.rows import number, read_rows
-from meshwright.cost_models.multipliers import Multipliers
+from meshwright.cost_models.multipliers import NEUTRAL, Multipliers
 
 HOST_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0)
 
@@ -50,7 +50,7 @@ def read(runs: Path, models: Path) -> tuple[list[Compared], Counter[str]]:
         if row["quality"] in ("suspect", "failed"):
             reasons[f"{row['quality']} row"] += 1
             continue
-        priced = price(row, known)
+        priced = price(row, known, NEUTRAL)  # without what is learned from published runs
         if priced.step_time_s is None or priced.case is None or measured is None:
             reasons[priced.reason or "no time measured"] += 1
             continue

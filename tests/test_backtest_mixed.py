@@ -14,6 +14,7 @@ from meshwright.cost_models.backtest.price import Priced, price, price_case
 from meshwright.cost_models.backtest.ranks import spearman
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import sending_bandwidth
+from meshwright.cost_models.multipliers import NEUTRAL
 from meshwright.cost_models.operators import device, matmul_s
 from meshwright.cost_models.unfused import unfused_attention_s
 from meshwright.specs import catalog
@@ -43,7 +44,7 @@ def row(stages: Stages, layers: list[int], batch: int = 32, mbs: int = 1, **chan
 
 
 def priced(*args: Any, **changes: Any) -> Priced:
-    result = price(row(*args, **changes), {})
+    result = price(row(*args, **changes), {}, NEUTRAL)
     assert result.estimate is not None, result.reason
     return result
 
@@ -175,7 +176,7 @@ def test_deepspeed_sends_a_part_from_every_rank_and_adds_the_shared_embedding_in
     times = []
     for deepspeed in (True, False):
         target = case.target.model_copy(update={"deepspeed_pipeline": deepspeed, "sequence_parallel": False})
-        costs = CostModel(case.model, case.cluster, case.workload, target, shardings=("none",))
+        costs = CostModel(case.model, case.cluster, case.workload, target, shardings=("none",), multipliers=(NEUTRAL,))
         cells = costs.cells(CellKeys(*np.array([[4, 1, 1, 4, 4, 1, 0, 0, 0]], dtype=np.int64).T))
         times.append((costs.boundary_s(cells, zero, zero, zero, zero), costs.shared_embedding_s(cells, zero, 0, 0, 2)))
     start = 30e-6 + 25e-6

@@ -90,9 +90,9 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
     precision = precision_of(run, stack, cluster, notes)
     if precision == "tf32" and any("tf32" not in gpu.peak_flops for gpu in cluster.gpus.values()):
         precision = "fp32"  # which is tf32 on the types that have it
-    m = _micro_batches(run, sum(group.replicas for group in devices[0]))
+    m = _micro_batches(run, _replicas(devices[0]))
     recompute = recompute_of(run, stack, model, len(devices), notes)
-    sharding = sharding_of(run, stack, max(sum(group.replicas for group in stage) for stage in devices), notes)
+    sharding = sharding_of(run, stack, max(_replicas(stage) for stage in devices), len(devices), notes)
     options = options_of(run, stack, max(stage[0].tp for stage in devices), notes)
     blocks = _blocks(run, model.num_layers)
     stages: list[Stage] = []
@@ -100,7 +100,7 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
     for p, groups in enumerate(devices):
         if any(group.tp != groups[0].tp for group in groups):
             raise UnsupportedError(f"replicas of stage {p} differ in their tensor parallelism")
-        tp, dp = groups[0].tp, sum(group.replicas for group in groups)
+        tp, dp = groups[0].tp, _replicas(groups)
         if run.global_batch_size % (m * dp):
             raise UnsupportedError(f"micro-batches do not go evenly over the {dp} replicas of stage {p}")
         placed = []
@@ -135,6 +135,10 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
 
 def _same(values: list[int]) -> int | None:
     return values[0] if len(set(values)) == 1 else None
+
+
+def _replicas(stage: list[Members]) -> int:
+    return sum(group.replicas for group in stage)
 
 
 def members_of(text: str) -> list[list[Members]]:
