@@ -17,7 +17,7 @@ from . import memory
 from .block_memory import activation_bytes, gathered_bytes, logit_bytes, static_bytes, trained_params
 from .block_time import add_sharded_comm, block_pieces, block_seconds
 from .blocks import BlockKind, block_kinds, block_table
-from .collectives import link_constants, p2p_s, usable_bandwidth
+from .collectives import link_constants, p2p_s, sending_bandwidth
 from .layer_time import LayerTimer
 from .learned import STACK_OF_TARGET, Traits, architecture_of, shipped_multipliers
 from .local import Local, activation_element_bytes
@@ -126,8 +126,10 @@ class CostModel:
         dense_params: FloatArray,
         expert_params: FloatArray,
         last_backward_s: FloatArray,
+        pools: tuple[Pool, ...] | None = None,
     ) -> Tail:
-        """See :meth:`~.protocol.StageCosts.tail`."""
+        """See :meth:`~.protocol.StageCosts.tail`. ``pools`` replaces the cluster's, with the same GPU types, where
+        groups reach beyond a pool (:mod:`.mixed_stage`)."""
         return tail_of(
             cells.keys.take(np.asarray(row).reshape(-1)),
             np.shape(row),
@@ -135,7 +137,7 @@ class CostModel:
             dense_params,
             expert_params,
             last_backward_s,
-            pools=self.pools,
+            pools=pools or self.pools,
             devices=self.devices,
             workload=self.workload,
             target=self.target,
@@ -150,8 +152,12 @@ class CostModel:
         """See :meth:`~.protocol.StageCosts.boundary_s`. Sequence parallelism sends each rank's own part."""
         row, source, sink, first = np.broadcast_arrays(row, from_pool, to_pool, first_rank)
         own = Local(self.model, self.workload, self.target, cells.keys).own_tokens
+        if self.target.deepspeed_pipeline and not self.target.sequence_parallel:
+            # Each rank sends its part of what all ranks of the TP group hold; the receivers gather it, as if once more.
+            own = own / cells.keys.tp
         volume = (activation_element_bytes(self.workload.precision) * self.model.hidden_size * own)[row]
-        return self._transfer_s(volume, source, sink, first, cells.keys.stage_ranks[row])
+        ranks = cells.keys.stage_ranks[row]
+        return self._transfer_s(volume, source, sink, first, ranks, ranks)
 
     def shared_embedding_s(
         self, cells: CellCosts, row: IntArray, first_pool: int, last_pool: int, stages: int
@@ -164,25 +170,36 @@ class CostModel:
             return np.zeros(row.shape)
         at = Local(self.model, self.workload, self.target, cells.keys)
         table = at.padded(self.model.vocab_size) * self.model.hidden_size / at.tp
-        volume = (table * BYTES[self.workload.gradient_dtype])[row]  # a ring of two passes the whole once
+        dtype = self.workload.params_dtype if self.target.deepspeed_pipeline else self.workload.gradient_dtype
+        volume = (table * BYTES[dtype])[row]  # a ring of two passes the whole once
         where = np.zeros(row.shape, dtype=np.int64)
-        distance = (stages - 1) * cells.keys.stage_ranks[row]
-        return self._transfer_s(volume, where + first_pool, where + last_pool, where, distance)
+        ranks = cells.keys.stage_ranks[row]
+        return self._transfer_s(volume, where + first_pool, where + last_pool, where, (stages - 1) * ranks, ranks)
 
     def _transfer_s(
-        self, volume: FloatArray, source: IntArray, sink: IntArray, first: IntArray, distance: IntArray
+        self,
+        volume: FloatArray,
+        source: IntArray,
+        sink: IntArray,
+        first: IntArray,
+        distance: IntArray,
+        senders: IntArray,
     ) -> FloatArray:
-        """Seconds to send ``volume`` bytes from pool position ``first`` on by ``distance``, or to another pool."""
+        """Seconds in which each of ``senders`` ranks sends ``volume`` bytes from pool position ``first`` on by
+        ``distance``, or to another pool."""
         out = np.zeros(volume.shape)
         for g, pool in enumerate(self.pools):
             inside = (source == g) & (sink == g)
             if inside.any():
-                seconds = self.multipliers[g].pp_comm * p2p_s(pool.levels, volume, distance, first)
+                seconds = self.multipliers[g].pp_comm * p2p_s(pool.levels, volume, distance, first, senders)
                 out = np.where(inside, seconds, out)
         between = self.cluster.inter_pool
         if between is not None and (source != sink).any():
-            outer = np.array([usable_bandwidth(pool.levels[-1]) for pool in self.pools])
-            bandwidth = np.minimum(np.minimum(outer[source], outer[sink]), usable_bandwidth(between))
+            per_node = np.array([pool.gpus_per_node for pool in self.pools])
+            outer = np.array([sending_bandwidth(p.levels[-1], p.gpus_per_node, senders) for p in self.pools])
+            own = np.minimum(*(np.take_along_axis(outer, end[None], 0)[0] for end in (source, sink)))
+            sharers = np.minimum(per_node[source], per_node[sink])
+            bandwidth = np.minimum(own, sending_bandwidth(between, sharers, senders))
             seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
             out = np.where(source != sink, seconds, out)
         return out

@@ -112,6 +112,16 @@ def _inside_s(op: Collective, level: NetworkLevel, volume: FloatArray, size: Flo
     return extra
 
 
+def sending_bandwidth(level: NetworkLevel, sharers: Array, senders: Array) -> FloatArray:
+    """Bytes/s of each of ``senders`` GPUs that alone send across ``level``, of the ``sharers`` that share its ports."""
+    alone = pair_bandwidth(level)
+    port = level.port_bytes_per_s or level.bandwidth_bytes_per_s
+    most = alone * port / level.bandwidth_bytes_per_s
+    sharers, senders = np.asarray(sharers, dtype=float), np.asarray(senders, dtype=float)
+    out: FloatArray = np.minimum(most, alone * sharers / np.minimum(np.maximum(senders, 1.0), sharers))
+    return out
+
+
 def collective_s(
     op: Collective, levels: Sequence[NetworkLevel], volume: Array, size: Array, stride: Array, copies: Array = 1.0
 ) -> FloatArray:
@@ -277,18 +287,23 @@ def expert_exchange_s(
     return result
 
 
-def p2p_s(levels: Sequence[NetworkLevel], volume: Array, distance: Array, first_rank: Array = 0) -> FloatArray:
+def p2p_s(
+    levels: Sequence[NetworkLevel], volume: Array, distance: Array, first_rank: Array = 0, senders: Array | None = None
+) -> FloatArray:
     """Seconds to send ``volume`` bytes from pool position ``first_rank`` + r to the rank ``distance`` further on.
 
-    The stage's ranks send at once; the slowest pair counts: any pair whose ends lie in different instances of a level.
+    ``senders`` ranks (default: ``distance``, a stage) send at once; the slowest pair counts: any pair whose ends lie in
+    different instances of a level.
     """
+    number_of = np.asarray(distance if senders is None else senders, dtype=np.int64)
     volume, distance, first = np.broadcast_arrays(
         np.asarray(volume, dtype=float), np.asarray(distance, dtype=np.int64), np.asarray(first_rank, dtype=np.int64)
     )
     out = np.zeros_like(volume)
     for number, level in enumerate(levels):
-        seconds = link_constants(level)["send_start_s"] + level.latency_s + volume / pair_bandwidth(level)
         inside = levels[number - 1].span if number else 1
+        rate = sending_bandwidth(level, inside, number_of)
+        seconds = link_constants(level)["send_start_s"] + level.latency_s + volume / rate
         # Pairs (first + r, first + distance + r), r < distance: all inside one inner instance only if both stages are.
         crosses = (first // inside) != ((first + 2 * distance - 1) // inside)
         out = np.where(crosses, np.maximum(out, seconds), out)

@@ -86,10 +86,12 @@ def _efficiency(family: str, precision: str) -> Efficiency:
     merged: dict[str, Any] = {**data["defaults"], **own}
     gemm: dict[str, dict[str, float]] = {**data["defaults"]["gemm"], **own.get("gemm", {})}
     wanted = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}.get(precision, precision)
+    if precision in ("fp32", "tf32") and "fp32" in own.get("gemm", {}):
+        wanted = "fp32"  # measured at 32 bit: of the tf32 peak where the type has tf32 units
     measured = wanted in own.get("gemm", {})
     return Efficiency(
         gemm=GemmFit(**gemm[wanted]),
-        dense_gemm=GemmFit(**gemm["bf16"]),
+        dense_gemm=GemmFit(**gemm["fp32" if wanted == "fp32" else "bf16"]),
         attention=AttentionFit(**{**data["defaults"]["attention"], **own.get("attention", {})}),
         sustained=merged["sustained"],
         grouped=merged["grouped"],

@@ -19,6 +19,7 @@ from . import memory, schedules
 from .cells import CostModel
 from .flops import model_flops
 from .learned import interval_of
+from .mixed_stage import joint_tail
 from .multipliers import Multipliers
 from .overlap import overlap_of
 from .protocol import STATIC, TERMS, CellCosts
@@ -169,6 +170,7 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
     """Event time of a plan and its tail."""
     backward = sums.backward_terms_s.sum(axis=-1)
     tail = costs.tail(sums.cells, sums.rows, sums.pools, sums.dense, sums.expert, backward.sum(axis=1))
+    tail = joint_tail(costs, plan, sums.cells, sums.rows, sums.dense, sums.expert, backward.sum(axis=1), tail)
     ends = int(sums.pools[0]), int(sums.pools[-1])
     tail = replace(
         tail,

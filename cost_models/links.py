@@ -114,8 +114,13 @@ def curve_from(entry: dict[str, Any]) -> Curve:
 
 def link_constants(level: NetworkLevel) -> dict[str, float]:
     """Start-up, per-step and size-dependent constants of the level's link kind."""
+    return link_constants_of(level.kind)
+
+
+def link_constants_of(kind: str) -> dict[str, float]:
+    """As :func:`link_constants`, of a link kind."""
     links: dict[str, dict[str, float]] = data()["links"]
-    return links[level.kind]
+    return links[kind]
 
 
 def curve_of(level: NetworkLevel) -> Curve | None:

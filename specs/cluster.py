@@ -43,8 +43,9 @@ class NetworkLevel(Document):
 
     ``span`` is how many GPUs one instance of the level joins (8 for NVLink in a DGX node); the outermost level of a
     pool spans all of it. ``bandwidth_bytes_per_s`` is per GPU and direction, before ``oversubscription`` (1 = full
-    bisection). ``latency_s`` is one hop's. ``in_network_reduction``: the switches add up all-reduces (SHARP).
-    ``peer_to_peer``: GPUs reach each other without passing through host memory (PCIe boards of consumer cards
+    bisection). ``latency_s`` is one hop's. ``port_bytes_per_s`` is what one GPU reaches while those that share its port
+    are silent; None: no more than ``bandwidth_bytes_per_s``. ``in_network_reduction``: the switches add up all-reduces
+    (SHARP). ``peer_to_peer``: GPUs reach each other without passing through host memory (PCIe boards of consumer cards
     mostly do not).
     """
 
@@ -56,6 +57,7 @@ class NetworkLevel(Document):
     oversubscription: Ratio = 1.0
     in_network_reduction: bool = False
     peer_to_peer: bool = True
+    port_bytes_per_s: Positive | None = None
     source: str = ""
 
 

@@ -38,6 +38,8 @@ class Target(Document):
 
     ``verified`` says how well the exports for it are checked: ``code`` (its own code accepts them in CI), ``schema``
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
+    ``deepspeed_pipeline``: stages send a part from every tensor-parallel rank, and the gradients of a shared embedding
+    are added up in the parameters' dtype (DeepSpeed ``PipelineEngine``), where Megatron sends the whole and adds fp32.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Target(Document):
     fused_cross_entropy: bool = True
     fused_attention: bool = True
     grouped_gemm: bool = True
+    deepspeed_pipeline: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.cost_models.collectives import collective_s
 from meshwright.specs import catalog
+from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.errors import SpecError
 
 GIB = 2**30
@@ -145,8 +147,22 @@ def test_facts_agree_with_datasheets(row: tuple[str, float, float, float, float 
     if fp32 is not None:
         assert gpu.peak_flops["fp32"] == pytest.approx(fp32 * 1e12, rel=1e-2)
     if link is not None:
-        outermost = catalog.links()[entry.node.levels[-1].link]
+        outermost = catalog.links()[entry.node.levels[-1].link.partition("-staged")[0]]
         assert outermost.bandwidth_bytes_per_s == pytest.approx(link * 1e9 / 2, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"), [("T4", 2.45), ("RTX-2080", 5.28), ("Titan-RTX", 5.27), ("RTX-3090", 4.94)]
+)
+def test_cards_without_peer_access_reduce_at_their_measured_rate(name: str, measured: float) -> None:
+    """GB/s of bus bandwidth in a large all-reduce over a node (four of the RTX-3090), as the sources print it."""
+    entry = catalog.gpu(name)
+    link = catalog.links()[entry.node.levels[-1].link]
+    pool = load_cluster(f"{4 if name in ('T4', 'RTX-3090') else 8}x{name}").pools[0]
+    volume, number = 256 * 2**20, pool.num_gpus
+    seconds = float(collective_s("all_reduce", pool.levels, volume, number, 1))
+    assert link.bandwidth_bytes_per_s < 16e9
+    assert 2 * (number - 1) / number * volume / seconds / 1e9 == pytest.approx(measured, rel=0.03)
 
 
 # dense fp16 FLOPs a clock and SM (or CU): tensor units by architecture whitepapers; GeForce halves fp32 accumulation

@@ -31,12 +31,12 @@ FORMS = [
     ("4x4xA100-40GB", 4, 4, [("nvlink", 4, 300), ("infiniband", 16, 25)]),
     ("32xA100-40GB", 4, 8, [("nvlink", 8, 300), ("infiniband", 32, 25)]),
     ("4x8xV100-32GB", 4, 8, [("nvlink", 8, 150), ("infiniband", 32, 6.25)]),
-    ("16xT4", 4, 4, [("pcie", 4, 15.75), ("ethernet", 16, 6.25 / 4)]),
-    ("4x2xT4", 4, 2, [("pcie", 2, 15.75), ("ethernet", 8, 6.25 / 2)]),
+    ("16xT4", 4, 4, [("pcie", 4, 3.27), ("ethernet", 16, 6.25 / 4)]),
+    ("4x2xT4", 4, 2, [("pcie", 2, 3.27), ("ethernet", 8, 6.25 / 2)]),
     ("16xMI250X", 2, 8, [("xgmi", 2, 200), ("xgmi", 8, 100), ("roce", 16, 12.5)]),
     ("16xMI300X", 2, 8, [("xgmi", 8, 448), ("roce", 16, 50)]),
     ("16xGH200", 4, 4, [("nvlink", 4, 450), ("roce", 16, 25)]),
-    ("8x3090", 1, 8, [("pcie", 8, 31.5)]),
+    ("8x3090", 1, 8, [("pcie", 8, 6.6)]),
     ("2xGB200", 1, 2, [("nvlink", 2, 900)]),
     ("16xGB200", 4, 4, [("nvlink", 16, 900)]),
     ("72xGB200-NVL72", 18, 4, [("nvlink", 72, 900)]),
@@ -174,7 +174,8 @@ def test_levels_nest_and_cover_the_pool(name: str, nodes: int, part: int) -> Non
     assert spans[-1] == pool.num_gpus
     for level in pool.levels:  # an instance of a level is whole nodes, or inside one
         assert level.span % per_node == 0 or per_node % level.span == 0 or level.span < per_node
-    speeds = [level.bandwidth_bytes_per_s for level in pool.levels]
+    # A level that joins one GPU carries nothing: PCIe without peer access is slower than a port of its own.
+    speeds = [level.bandwidth_bytes_per_s for level in pool.levels if level.span > 1]
     assert speeds == sorted(speeds, reverse=True)
     assert ClusterSpec.parse(cluster.to_json()) == cluster
 

@@ -10,8 +10,8 @@ from meshwright.specs.model import ModelSpec
 from .rows import Run, UnsupportedError
 
 Chunks = list[list[tuple[str, int]]]
-#: Layer list of Megatron-LM's DeepSpeed pipeline: cast, embedding and transpose come before the first layer.
-LEADING_LAYERS = 3
+#: AMP's list of 30 pipeline entries for 24 layers: embedding and transpose come before the first layer.
+LEADING_LAYERS = 2
 
 
 def chunks_of(run: Run, model: ModelSpec, pp: int, vpp: int, mtp: int, notes: list[str]) -> Chunks:

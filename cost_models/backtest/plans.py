@@ -316,6 +316,7 @@ def target_of(run: Run, stack: Stack, options: Options, recompute: RecomputeMode
             "version": release_of(run.framework, run.release),
             "sequence_parallel": options.sequence_parallel or (run.tp or 1) == 1,
             "fused_attention": fused_attention(run, stack),
+            "deepspeed_pipeline": "deepspeed" in stack.name,
         }
     )
 

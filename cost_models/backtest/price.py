@@ -11,6 +11,7 @@ from meshwright.specs.estimate import Estimate
 
 from ..estimate import estimate
 from ..multipliers import Multipliers
+from .mixed import is_mixed, mixed_case, mixed_run
 from .plans import Case, case_of
 from .rows import Run, UnsupportedError, run_of
 
@@ -39,12 +40,13 @@ class Priced:
 
 
 def price(row: Mapping[str, str], models: dict[str, dict[str, Any]], multipliers: Multipliers | None = None) -> Priced:
-    """Price one row."""
+    """Price one row, of the table of runs or of the table of runs on mixed GPU types (told apart by its columns)."""
     start = time.perf_counter()
     run: Run | None = None
     try:
-        run = run_of(row)
-        case = case_of(run, models)
+        mixed = is_mixed(row)
+        run = mixed_run(row) if mixed else run_of(row)
+        case = mixed_case(run, models) if mixed else case_of(run, models)
         result = price_case(case, multipliers)
     except UnsupportedError as error:
         return Priced(run, row, None, None, str(error), 1e3 * (time.perf_counter() - start))
