@@ -23,39 +23,34 @@ SCAN_CHUNK = 64
 class AttentionFit:
     """Constants of :func:`attention_share`, fitted on causal kernels with and without a window.
 
-    ``eff`` is the peak share of long sequences at head sizes :data:`HEAD_DIMS`, ``eff_latent`` that of MLA (queries and
-    keys wider than values), ``half_keys`` the mean number of keys a query sees at which half of it is reached.
-    ``blocks`` thread blocks an SM are needed to fill the chip, approached in the norm ``blocks_power``.
-    ``memory_eff`` is the bandwidth share of reading and writing Q, K, V and O, ``launch_s`` the fixed seconds.
-    ``backward_*`` is the ratio of backward to forward rate, and the blocks that fill the chip backward.
+    ``eff`` is the peak share of long sequences at head sizes :data:`HEAD_DIMS`, ``half_keys`` the mean number of keys a
+    query sees at which half of it is reached. ``blocks`` thread blocks an SM are needed to fill the chip, approached in
+    the norm ``blocks_power``. ``memory_eff`` is the bandwidth share of reading and writing Q, K, V and O, ``launch_s``
+    the fixed seconds. ``backward_eff`` is the backward over the forward rate, ``backward_blocks`` and
+    ``backward_blocks_power`` are the blocks that fill the chip backward.
     """
 
     eff: tuple[float, float, float]
-    eff_latent: float
     half_keys: float
     blocks: float
     blocks_power: float
     memory_eff: float
     launch_s: float
     backward_eff: float
-    backward_eff_latent: float
     backward_blocks: float
     backward_blocks_power: float
 
 
 def attention_share(
-    fit: AttentionFit, sms: int, rows: Array, keys: Array, heads: Array, qk_dim: float, v_dim: float
+    fit: AttentionFit, sms: int, rows: Array, keys: Array, heads: Array, width: float
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) share of the dense peak.
 
-    ``rows`` query tokens of each of ``heads`` (heads x sequences), each seeing ``keys`` keys on average.
+    ``rows`` query tokens of each of ``heads`` (heads x sequences), each seeing ``keys`` keys on average; ``width`` is
+    the head size.
     """
     rows, keys, heads = (np.asarray(x, dtype=float) for x in (rows, keys, heads))
-    width = max(qk_dim, v_dim)
     eff = float(np.interp(np.log2(width), np.log2(HEAD_DIMS), fit.eff)) * min(1.0, width / HEAD_DIMS[0])
-    latent = 0 < v_dim < qk_dim
-    if latent:
-        eff = fit.eff_latent
     blocks = heads * np.ceil(rows / ATTENTION_ROWS) / sms
     depth = keys / (keys + fit.half_keys)
 
@@ -63,10 +58,8 @@ def attention_share(
         out: FloatArray = blocks / (blocks**power + needed**power) ** (1 / power)
         return out
 
-    ratio = fit.backward_eff_latent if latent else fit.backward_eff
     forward = eff * depth * filled(fit.blocks, fit.blocks_power)
-    backward = eff * depth * ratio * filled(fit.backward_blocks, fit.backward_blocks_power)
-    return forward, backward
+    return forward, eff * depth * fit.backward_eff * filled(fit.backward_blocks, fit.backward_blocks_power)
 
 
 @dataclass(frozen=True)

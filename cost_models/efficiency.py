@@ -21,6 +21,7 @@ from .gemm import GemmFit
 #: log2 of the FLOP of a product between which the clock falls to its sustained rate. Shorter calls do not draw the
 #: power that lowers it: below 2^33 FLOP sustained and burst runs are equally fast on H200, B200 and GB200
 #: (benchmarks/data/operators/sustained.csv).
+#: In FLOP at 16 bit: at twice the rate a call of twice the FLOP takes as long.
 DERATE_FROM, DERATE_TO = 33.0, 35.0
 #: Precisions that run on the 16-bit constants.
 SIXTEEN_BIT = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}
@@ -31,7 +32,7 @@ class Efficiency:
     """All constants of one GPU type at one precision; ``rung`` says where they come from.
 
     ``sustained`` is the speed of large products at a long run's clocks over a burst, at the precision and at 16 bit.
-    ``memory``, ``permute`` and ``optimizer`` are shares of the memory bandwidth, ``kernel_s`` the fixed seconds of a
+    ``latent_attention`` is MLA: queries and keys wider than values. ``memory``, ``permute`` and ``optimizer`` are shares of the memory bandwidth, ``kernel_s`` the fixed seconds of a
     memory-bound kernel, ``host_call_s`` what a framework call costs the host. ``weight_gradient`` is the rate of a
     weight gradient over a forward product. ``sigma`` is the relative uncertainty (log scale) of the seconds of a
     large product: the spread of the fit, or what leaving a GPU type out of the fit costs where none was measured.
@@ -42,6 +43,7 @@ class Efficiency:
     grouped: GemmFit
     dense_grouped: GemmFit
     attention: AttentionFit
+    latent_attention: AttentionFit
     scan: ScanFit
     scan_kda: ScanFit
     sustained: float
@@ -56,9 +58,12 @@ class Efficiency:
     rung: str
 
 
-def sustained_share(plateau: float, flops: npt.ArrayLike) -> FloatArray:
-    """Speed of a product of ``flops`` in a long run over a burst: 1 when small, ``plateau`` when large."""
-    size = np.log2(np.maximum(np.asarray(flops, dtype=float), 1.0))
+def sustained_share(plateau: float, flops: npt.ArrayLike, speedup: float = 1.0) -> FloatArray:
+    """Speed of a product of ``flops`` in a long run over a burst: 1 when small, ``plateau`` when large.
+
+    ``speedup`` is the precision's peak over that of 16 bit.
+    """
+    size = np.log2(np.maximum(np.asarray(flops, dtype=float) / speedup, 1.0))
     out: FloatArray = 1.0 - (1.0 - plateau) * np.clip((size - DERATE_FROM) / (DERATE_TO - DERATE_FROM), 0.0, 1.0)
     return out
 
@@ -109,16 +114,20 @@ def _efficiency(family: str, precision: str, named: bool) -> Efficiency:
         table = corrections().get(f"{family}/{at}") if kind == "gemm" else None
         return GemmFit(**constants, correction=None if table is None else np.array(table) / 1000.0)
 
-    measured = wanted in own.get("gemm", {}) and named
-    sigma = {**defaults["sigma"], **own.get("sigma", {})}
-    attention = {**defaults["attention"], **own.get("attention", {})}
+    spread = own.get("sigma", {}) if named else {}  # by precision that was measured
+
+    def attention(kind: str) -> AttentionFit:
+        constants = {**defaults[kind], **own.get(kind, {})}
+        return AttentionFit(**{**constants, "eff": tuple(constants["eff"])})
+
     sustained = {**defaults["sustained"], **own.get("sustained", {})}
     return Efficiency(
         gemm=product("gemm", wanted),
         dense_gemm=product("gemm", "bf16"),
         grouped=product("grouped", wanted),
         dense_grouped=product("grouped", "bf16"),
-        attention=AttentionFit(**{**attention, "eff": tuple(attention["eff"])}),
+        attention=attention("attention"),
+        latent_attention=attention("latent_attention"),
         scan=ScanFit(**merged["scan"]),
         scan_kda=ScanFit(**merged["scan_kda"]),
         sustained=sustained[wanted],
@@ -129,8 +138,8 @@ def _efficiency(family: str, precision: str, named: bool) -> Efficiency:
         optimizer=merged["optimizer"],
         kernel_s=merged["kernel_s"],
         host_call_s=merged["host_call_s"],
-        sigma=sigma[wanted] if measured else defaults["sigma"][wanted],
-        rung="shipped fit" if measured else "spec roofline",
+        sigma=spread.get(wanted, defaults["sigma"][wanted]),
+        rung="shipped fit" if wanted in spread else "spec roofline",
     )
 
 

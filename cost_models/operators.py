@@ -22,7 +22,7 @@ from .gemm import gemm_s
 Array = npt.ArrayLike
 
 #: Bytes of an operand element, with its block scales: one of 32 (mxfp8), one of 16 (nvfp4).
-OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625, "fp32": 4.0, "tf32": 4.0}
+OPERAND_BYTES = {"fp8": 1.0, "fp8_block": 1.03125, "mxfp8": 1.03125, "nvfp4": 0.5625, "fp32": 4.0, "tf32": 4.0}
 #: Bytes of an output element: 16 bit; a weight gradient reads and writes the fp32 main gradient (Megatron's
 #: gradient-accumulation fusion).
 OUTPUT_BYTES, WEIGHT_GRADIENT_BYTES = 2.0, 8.0
@@ -94,10 +94,11 @@ def matmul_s(
         return np.full(np.broadcast_shapes(*(np.shape(x) for x in (m, n, k, groups))), np.inf)
     size = OPERAND_BYTES.get(on.precision, 2.0) if own or on.precision in ("fp32", "tf32") else 2.0
     flops = 2.0 * np.asarray(m, dtype=float) * n * k * groups
-    rate = peak * sustained_share(plateau, flops)
+    rate = peak * sustained_share(plateau, flops, peak / on.dense_peak if on.dense_peak else 1.0)
     output = OUTPUT_BYTES
     if role == "weight_gradient":
-        rate, output = rate * on.fit.weight_gradient, WEIGHT_GRADIENT_BYTES
+        # The grouped fit has its weight gradients in it.
+        rate, output = rate * (1.0 if grouped else on.fit.weight_gradient), WEIGHT_GRADIENT_BYTES
     return gemm_s(fit, rate, on.sms, on.bandwidth, m, n, k, groups, element_bytes=size, output_bytes=output)
 
 
@@ -121,10 +122,12 @@ def attention_s(
     if not on.dense_peak:
         nothing = np.full(np.broadcast_shapes(*(np.shape(x) for x in (sequences, length, heads, shards))), np.inf)
         return nothing, nothing
-    fit, keys, rows = on.fit.attention, np.asarray(keys, dtype=float), length / shards
+    latent = 0 < v_dim < qk_dim
+    fit = on.fit.latent_attention if latent else on.fit.attention
+    keys, rows = np.asarray(keys, dtype=float), length / shards
     kv_heads = heads if kv_heads is None else np.asarray(kv_heads, dtype=float)
     flops = 2.0 * sequences * heads * rows * keys * (qk_dim + v_dim)
-    share, share_back = attention_share(fit, on.sms, rows, keys / shards, sequences * heads, qk_dim, v_dim)
+    share, share_back = attention_share(fit, on.sms, rows, keys / shards, sequences * heads, max(qk_dim, v_dim))
     moved = OUTPUT_BYTES * sequences * rows * (heads + kv_heads) * (qk_dim + v_dim)
     memory_s = moved / (on.bandwidth * fit.memory_eff)
     launch = fit.launch_s * shards

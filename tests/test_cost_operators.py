@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.collectives import collective_s, p2p_s
-from meshwright.cost_models.efficiency import GemmFit, family_of
+from meshwright.cost_models.efficiency import family_of
+from meshwright.cost_models.gemm import GemmFit, gemm_s
 from meshwright.cost_models.layer_time import touched
-from meshwright.cost_models.operators import attention_s, device, gemm_s, matmul_s, seen_keys
+from meshwright.cost_models.operators import attention_s, device, matmul_s, seen_keys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import GpuType, NetworkLevel
 
@@ -37,11 +38,12 @@ def links() -> dict[str, dict[str, float]]:
 def test_gemm_is_the_best_tiling_by_hand(m: int, n: int, k: int, groups: int) -> None:
     """Compute-bound: try every tile and split in plain arithmetic, full waves only."""
     fit = GemmFit(eff=0.5, overhead_k=32, launch_s=1e-6, wave_hardness=1.0, tile_exponent=0.0, bandwidth_eff=1.0)
-    tiles = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+    whole = [(256, 256), (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+    choices = [(tile, 1) for tile in whole] + list(itertools.product(whole[3:6], (2, 4, 8))) + [((64, 64), 2), ((64, 64), 4)]
     best = min(
         math.ceil(groups * math.ceil(m / tm) * math.ceil(n / tn) * split / 10)
         * 2 * tm * tn * (k / split + 32) / (1e12 / 10 * 0.5)
-        for (tm, tn), split in itertools.product(tiles, (1, 2, 4))
+        for (tm, tn), split in choices
     )  # fmt: skip
     assert float(gemm_s(fit, 1e12, 10, 1e18, m, n, k, groups)) == pytest.approx(best + 1e-6)
 

@@ -19,30 +19,36 @@ FOLDS = 4
 LARGE = 128
 
 
-def unpack(x: Floats, dense_eff: float, group_s: float = 0.0, launch_s: float = 0.0) -> GemmFit:
+def unpack(x: Floats, dense: dict[str, float], group_s: float = 0.0) -> GemmFit:
+    """The launch and the throttling of long calls are those of a plain product."""
     ratio, *rest = (float(f"{v:.4g}") for v in x[: len(NAMES)])
     values = dict(zip(NAMES[1:], rest, strict=True))
-    return GemmFit(eff=float(f"{ratio * dense_eff:.4g}"), launch_s=launch_s, group_s=group_s, **values)
+    eff = float(f"{ratio * dense['eff']:.4g}")
+    return GemmFit(eff=eff, launch_s=dense["launch_s"], throttle=dense["throttle"], group_s=group_s, **values)
 
 
-def _layer_s(x: Floats, dense_eff: float, chip: Chip, dtype: str, rows: pd.DataFrame) -> Floats:
+def shipped(fit: GemmFit) -> dict[str, float]:
+    return {name: getattr(fit, name) for name in (*NAMES, "launch_s", "throttle", "group_s")}
+
+
+def _layer_s(x: Floats, dense: dict[str, float], chip: Chip, dtype: str, rows: pd.DataFrame) -> Floats:
     """A whole measured MoE layer: both grouped products, routing and launches, and the traffic of permutation and
     activation at a fitted multiple of one pass."""
     tokens, hidden, inter, top_k, experts, tp, ep = columns(
         rows, "num_tokens", "hidden", "inter", "topk", "num_experts", "moe_tp", "moe_ep"
     )
     each, groups, width = tokens * top_k / experts, experts / ep, inter / tp
-    fit, size, peak = unpack(x, dense_eff), ELEMENT_BYTES[dtype], chip.peak(dtype)
+    fit, size, peak = unpack(x, dense), ELEMENT_BYTES[dtype], chip.peak(dtype)
     up = gemm_s(fit, peak, chip.sms, chip.bandwidth, each, 2 * width, hidden, groups, size)
     down = gemm_s(fit, peak, chip.sms, chip.bandwidth, each, hidden, width, groups, size)
     moved = each * groups * (4 * hidden + 6 * width)
     return up + down + x[6] * 1e-6 + x[7] * moved / chip.bandwidth
 
 
-def _fit_layer(rows: pd.DataFrame, dense_eff: float, chip: Chip, dtype: str) -> Floats:
+def _fit_layer(rows: pd.DataFrame, dense: dict[str, float], chip: Chip, dtype: str) -> Floats:
     measured = rows["us"].to_numpy() * 1e-6
     result = least_squares(
-        lambda x: np.log(_layer_s(x, dense_eff, chip, dtype, rows) / measured),
+        lambda x: np.log(_layer_s(x, dense, chip, dtype, rows) / measured),
         [0.9, 100, 0.7, 0.3, 0.7, 3, 20, 2],
         # A grouped kernel is no faster than a plain product; permutation reaches half of the bandwidth or less.
         bounds=([0.1, 0, 0, 0, 0.2, 1.2, 0, 1.0], [1.0, 1500, 1, 1.2, 1, 12, 100, 5.0]),
@@ -59,7 +65,7 @@ def fit_inference(gemm: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, 
         chip, dtype = CHIPS.get(str(gpu)), str(dtype)
         if chip is None or not chip.peak(dtype) or str(gpu) == "a100_sxm":
             continue  # the A100 table holds one un-tuned Triton kernel, 4 times off any formula
-        dense = gemm[chip.family][dtype]["eff"]
+        dense = gemm[chip.family][dtype]
         own = own.reset_index(drop=True)
         measured = own["us"].to_numpy() * 1e-6
         group = own.groupby(["hidden", "inter", "topk", "num_experts"]).ngroup().to_numpy() % FOLDS
@@ -70,8 +76,7 @@ def fit_inference(gemm: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, 
         x = _fit_layer(own, dense, chip, dtype)
         each = own.num_tokens * own.topk / own.num_experts
         large = (each >= LARGE).to_numpy()
-        fit = unpack(x, dense, launch_s=gemm[chip.family][dtype]["launch_s"])
-        constants.setdefault(chip.family, {})[dtype] = {n: getattr(fit, n) for n in (*NAMES, "launch_s", "group_s")}
+        constants.setdefault(chip.family, {})[dtype] = shipped(unpack(x, dense))
         report[f"{chip.family}/{dtype}"] = {
             "fitted": errors(_layer_s(x, dense, chip, dtype, own), measured),
             "unseen model": {"large": errors(unseen[large], measured[large]), "all": errors(unseen, measured)},
@@ -103,7 +108,7 @@ def fit_training(
             np.where(weight, m, np.where(inward, n, k)),
         )
         measured = 2 * m * n * k * groups / rate / 1e12
-        dense, peak = gemm[chip.family]["bf16"]["eff"], chip.peak("bf16") * hosts[chip.family]
+        dense, peak = gemm[chip.family]["bf16"], chip.peak("bf16") * hosts[chip.family]
         bandwidth = chip.bandwidth if gpu == "B200" else 1935e9
 
         def predict(x: Floats, part: Floats) -> Floats:
@@ -131,8 +136,7 @@ def fit_training(
         for fold in range(FOLDS):
             if (model != fold).any() and (model == fold).any():
                 unseen[model == fold] = predict(fitted(model != fold), model == fold)
-        fit = unpack(x, dense, group_s=float(f"{x[6] * 1e-6:.4g}"), launch_s=gemm[chip.family]["bf16"]["launch_s"])
-        constants[chip.family] = {n: getattr(fit, n) for n in (*NAMES, "launch_s", "group_s")}
+        constants[chip.family] = shipped(unpack(x, dense, group_s=float(f"{x[6] * 1e-6:.4g}")))
         seen = unseen > 0
         report[f"{chip.family}/bf16 training"] = {
             "fitted": errors(predict(x, everything), measured),

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "data" / "operators"
 HELD_OUT = ROOT.parent / "tests" / "data" / "operators_held_out.csv"
 #: Rows drawn for each GPU and precision (or kernel).
-ROWS = {"gemm": 3600, "attention": 1200, "mla": 120, "moe": 900, "scan": 250}
+ROWS = {"gemm": 3600, "attention": 1200, "mla": 300, "moe": 900, "scan": 250}
 #: (n, k) pairs that no fit sees: projections of common widths.
 HELD_OUT_PAIRS = ((4096, 4096), (12288, 4096), (5120, 8192), (2048, 7168), (28672, 8192), (1024, 5120))
 HELD_OUT_TOKENS = (1024, 4096, 16384)
