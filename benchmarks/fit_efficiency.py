@@ -41,7 +41,9 @@ def shipped(constants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def grouped_constants(plain: dict[str, dict[str, Any]], layouts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def grouped_constants(
+    plain: dict[str, dict[str, Any]], layouts: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constants of grouped products by family and precision, and the errors of both fits."""
     hosts = {family: own["host"] for family, own in layouts.items()}
     trained, report = grouped.fit_training(plain, hosts)
@@ -83,9 +85,10 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         defaults[kind] = _median_attention(by_family)
     for name in ("scan", "scan_kda"):
         defaults[name] = scans["h100"][name]
-    low = float(np.mean([own["fp8"] for own in sustained.values() if "fp8" in own]))
-    defaults["sustained"] = {**defaults["sustained"], "fp8": round(low, 3), "mxfp8": round(low, 3),
-                             "nvfp4": round(float(np.mean([s["nvfp4"] for s in sustained.values() if "nvfp4" in s])), 3)}  # fmt: skip
+    for dtype in ("fp8", "nvfp4"):
+        mean = float(np.mean([own[dtype] for own in sustained.values() if dtype in own]))
+        defaults["sustained"] = {**defaults["sustained"], dtype: round(mean, 3)}
+    defaults["sustained"]["mxfp8"] = defaults["sustained"]["fp8"]
     defaults["weight_gradient"] = round(float(np.mean([own["weight_gradient"] for own in layouts.values()])), 3)
     defaults["sigma"] = {**sigma, "mxfp8": sigma["fp8"]}
 
@@ -175,7 +178,9 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         keys = sorted(set(old) | set(new))
         return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{path}/{key}")]
     if isinstance(new, list) and isinstance(old, list) and len(old) == len(new):
-        return [line for i, pair in enumerate(zip(old, new, strict=True)) for line in _differences(*pair, f"{path}[{i}]")]
+        return [
+            line for i, pair in enumerate(zip(old, new, strict=True)) for line in _differences(*pair, f"{path}[{i}]")
+        ]
     if isinstance(new, (int, float)) and isinstance(old, (int, float)):
         step = 5.0 if path.startswith("/tables") else 0.0  # thousandths
         return [] if abs(new - old) <= TOLERANCE * abs(old) + step else [f"{path}: shipped {old}, fitted {new}"]

@@ -72,8 +72,11 @@ class ScanFit:
     launch_s: float
 
 
-def scan_forward_s(fit: ScanFit, peak: float, sms: int, flops: Array, sequence_heads: Array, length: Array) -> FloatArray:
-    """Seconds of a forward scan: work at the full rate plus the chain of chunks, one thread block a head and sequence."""
+def scan_forward_s(
+    fit: ScanFit, peak: float, sms: int, flops: Array, sequence_heads: Array, length: Array
+) -> FloatArray:
+    """Seconds of a forward scan: work at the full rate, and the chain of chunks with one thread block a head and
+    sequence."""
     waves = np.maximum(np.asarray(sequence_heads, dtype=float) / sms, 1.0)
     chain = np.asarray(length, dtype=float) / SCAN_CHUNK * fit.chunk_s * waves
     out: FloatArray = np.asarray(flops, dtype=float) / max(peak * fit.eff, 1e-30) + chain + fit.launch_s

@@ -31,11 +31,12 @@ SIXTEEN_BIT = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}
 class Efficiency:
     """All constants of one GPU type at one precision; ``rung`` says where they come from.
 
-    ``sustained`` is the speed of large products at a long run's clocks over a burst, at the precision and at 16 bit.
-    ``latent_attention`` is MLA: queries and keys wider than values. ``memory``, ``permute`` and ``optimizer`` are shares of the memory bandwidth, ``kernel_s`` the fixed seconds of a
-    memory-bound kernel, ``host_call_s`` what a framework call costs the host. ``weight_gradient`` is the rate of a
-    weight gradient over a forward product. ``sigma`` is the relative uncertainty (log scale) of the seconds of a
-    large product: the spread of the fit, or what leaving a GPU type out of the fit costs where none was measured.
+    ``dense_*`` is for products that stay at 16 bit. ``sustained`` is the speed of large products at a long run's clocks
+    over a burst, ``weight_gradient`` the rate of a weight gradient over a forward product. ``latent_attention`` is MLA:
+    queries and keys wider than values. ``memory``, ``permute`` and ``optimizer`` are shares of the memory bandwidth,
+    ``kernel_s`` the fixed seconds of a memory-bound kernel, ``host_call_s`` what a framework call costs the host.
+    ``sigma`` is the relative uncertainty (log scale) of the seconds of a large product: the spread of the fit and of
+    hosts, or what leaving a GPU type out of the fit costs where none was measured.
     """
 
     gemm: GemmFit

@@ -89,11 +89,16 @@ def matmul_s(
     if low_precision:
         fit, peak, plateau = (on.fit.grouped if grouped else on.fit.gemm), on.peak, on.fit.sustained
     else:
-        fit, peak, plateau = on.fit.dense_grouped if grouped else on.fit.dense_gemm, on.dense_peak, on.fit.dense_sustained
+        fit, peak, plateau = (
+            on.fit.dense_grouped if grouped else on.fit.dense_gemm,
+            on.dense_peak,
+            on.fit.dense_sustained,
+        )
     if not peak:
         return np.full(np.broadcast_shapes(*(np.shape(x) for x in (m, n, k, groups))), np.inf)
     size = OPERAND_BYTES.get(on.precision, 2.0) if own or on.precision in ("fp32", "tf32") else 2.0
-    flops = 2.0 * np.asarray(m, dtype=float) * n * k * groups
+    m, n, k, groups = (np.asarray(x, dtype=float) for x in (m, n, k, groups))
+    flops = 2.0 * m * n * k * groups
     rate = peak * sustained_share(plateau, flops, peak / on.dense_peak if on.dense_peak else 1.0)
     output = OUTPUT_BYTES
     if role == "weight_gradient":
@@ -159,7 +164,9 @@ def scan_s(
     SMs. ``kda`` takes the rate of Kimi Delta Attention's finer decay; Mamba-2 scans take that of gated DeltaNet.
     """
     flops = np.asarray(tokens, dtype=float) * np.asarray(flops_per_token, dtype=float)
-    forward = scan_forward_s(on.fit.scan_kda if kda else on.fit.scan, on.dense_peak, on.sms, flops, sequence_heads, length)
+    forward = scan_forward_s(
+        on.fit.scan_kda if kda else on.fit.scan, on.dense_peak, on.sms, flops, sequence_heads, length
+    )
     return forward, SCAN_BACKWARD * forward
 
 

@@ -1,4 +1,4 @@
-"""What a GPU type without measurements takes, and how far off it is: every measured type is predicted from the others."""
+"""What a GPU type without measurements takes, and how far off it is: each measured type predicted from the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .gemm import NAMES, is_large
 
 #: Types of one generation lend each other their constants.
 GENERATION = {
-    "a100": "ampere", "h100": "hopper", "h200": "hopper", "b200": "blackwell", "b300": "blackwell", "gb200": "blackwell",
-    "gb300": "blackwell", "l40s": "workstation", "rtx_pro_6000": "workstation",
+    "a100": "ampere", "h100": "hopper", "h200": "hopper", "b200": "blackwell", "b300": "blackwell",
+    "gb200": "blackwell", "gb300": "blackwell", "l40s": "workstation", "rtx_pro_6000": "workstation",
 }  # fmt: skip
 
 
@@ -85,8 +85,7 @@ def fit_levels(defaults: dict[str, dict[str, float]]) -> tuple[dict[str, dict[st
 
         def predict(eff: float) -> Any:
             fit = GemmFit(**{**defaults[dtype], "eff": eff})  # noqa: B023
-            return gemm_s(fit, peak, gpu.num_sms, gpu.memory_bandwidth_bytes_per_s, m, n, k,
-                          ELEMENT_BYTES[dtype])  # noqa: B023
+            return gemm_s(fit, peak, gpu.num_sms, gpu.memory_bandwidth_bytes_per_s, m, n, k, ELEMENT_BYTES[dtype])  # noqa: B023
 
         x = least_squares(lambda x: np.log(predict(x[0]) / measured), [0.7], loss="soft_l1", f_scale=0.1).x  # noqa: B023
         out.setdefault(family, {})[dtype] = {**defaults[dtype], "eff": float(f"{x[0]:.3g}")}
