@@ -39,6 +39,10 @@ FIRST_KNOT = np.array([[axis[0]] for axis in KNOTS])
 LAST_CELL = np.array([[len(axis) - 2] for axis in KNOTS])
 STRIDES = np.array([len(KNOTS[1]) * len(KNOTS[2]), len(KNOTS[2]), 1])
 CORNERS = np.array([[(STRIDES * (i, j, q)).sum()] for i in (0, 1) for j in (0, 1) for q in (0, 1)])
+#: Cells from which on equal shapes are priced once.
+MANY = 256
+#: Incommensurable weights of sizes, groups and peak in a row's code.
+CODE_SCALES = (1.0, 2.0**0.5, 3.0**0.5, 5.0**0.5, 7.0**0.5 * 1e-12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +100,36 @@ def gemm_s(
     Tile time and memory time in the norm ``sharpness``, plus the launch. A tile of Tm x Tn costs
     ``2 Tm Tn (K + k0)`` FLOP at the rate of one SM; the last, partly filled wave is paid by ``wave_hardness``.
     """
-    m, n, k, groups, peak = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k, groups, peak)))
-    rows, columns, depth, count = (x.reshape(-1) for x in (m, n, k, groups))
+    arrays = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k, groups, peak)))
+    columns = [x.reshape(-1) for x in arrays]
+    shape = arrays[0].shape
+    if len(columns[0]) <= MANY:
+        return _gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns).reshape(shape)
+    # Many cells share few shapes. Equal rows have equal codes; should two others meet in one, all are priced.
+    code = sum(scale * x for scale, x in zip(CODE_SCALES, columns, strict=True))
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    if all(np.array_equal(x[first][inverse], x) for x in columns):
+        seconds = _gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *(x[first] for x in columns))[inverse]
+    else:
+        seconds = _gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns)
+    out: FloatArray = seconds.reshape(shape)
+    return out
+
+
+def _gemm_s(
+    fit: GemmFit,
+    sms: int,
+    bandwidth: float,
+    element_bytes: float,
+    output_bytes: float,
+    rows: FloatArray,
+    columns: FloatArray,
+    depth: FloatArray,
+    count: FloatArray,
+    peak: FloatArray,
+) -> FloatArray:
+    """:func:`gemm_s` of arrays of one length."""
     waves = np.ceil(rows / TILE_ROWS)[TILING_ROWS] * np.ceil(columns / TILE_ROWS)[TILING_COLUMNS]
     waves *= SPLITS * (count / sms)
     if fit.wave_hardness:
@@ -106,7 +138,7 @@ def gemm_s(
         np.maximum(waves, 1.0, out=waves)
     waves *= depth / SPLITS + fit.overhead_k
     waves *= 2 * AREAS * sms / (fit.eff * np.minimum(1.0, AREAS / FULL_TILE) ** fit.tile_exponent)
-    tile_s = waves.min(axis=0) / peak.reshape(-1)
+    tile_s = waves.min(axis=0) / peak
     tile_s *= 1 + fit.throttle * tile_s / (tile_s + THROTTLE_S)
     traffic = count * (element_bytes * (rows + columns) * depth + output_bytes * rows * columns)
     memory_s = traffic / (bandwidth * fit.bandwidth_eff)
@@ -116,5 +148,5 @@ def gemm_s(
     if fit.correction is not None:
         sizes = (np.maximum(x, 1.0) for x in (rows, columns, depth))
         total *= np.exp(log_correction(fit.correction, *sizes))
-    out: FloatArray = np.where(rows * columns * depth * count > 0, total, 0.0).reshape(m.shape)
+    out: FloatArray = np.where(rows * columns * depth * count > 0, total, 0.0)
     return out

@@ -50,7 +50,8 @@ def test_products_that_no_fit_has_seen(key: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("tokens", "width", "inner", "experts", "rates"),
     [(154, 3072, 5120, 160, (449, 438, 211)), (256, 4096, 7168, 128, (611, 748, 331)),
-     (512, 4096, 7168, 64, (826, 910, 493)), (1232, 5120, 1536, 20, (894, 876, 720)), (9832, 3072, 5120, 40, (1068, 1070, 942))],
+     (512, 4096, 7168, 64, (826, 910, 493)), (1232, 5120, 1536, 20, (894, 876, 720)),
+     (9832, 3072, 5120, 40, (1068, 1070, 942))],
 )  # fmt: skip
 def test_grouped_products_of_training(
     tokens: int, width: int, inner: int, experts: int, rates: tuple[float, ...]
@@ -145,6 +146,15 @@ def test_grouped_rate_falls_with_few_tokens_and_never_beats_a_plain_product() ->
         assert each[0] > 1.5 * each[-1]
 
 
+def test_many_cells_cost_what_each_costs_alone() -> None:
+    """More rows than are priced one by one, with repeats and fractions."""
+    on, random = device(catalog_gpu("B200").gpu, "bf16"), np.random.default_rng(5)
+    m, n, k = (random.choice([0.0, 96.5, 1024.0, 4096.25, 7168.0], 900) for _ in range(3))
+    together = matmul_s(on, m, n, k)
+    alone = np.concatenate([matmul_s(on, m[i : i + 90], n[i : i + 90], k[i : i + 90]) for i in range(0, 900, 90)])
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
 def test_correction_is_trilinear_and_fades() -> None:
     """At a knot the table's value, between two their mean, and e^-1 of the edge an octave outside."""
     shape = tuple(len(axis) for axis in KNOTS)
@@ -200,7 +210,7 @@ def test_cast_bytes(precision: str, expected: float) -> None:
 
 @pytest.mark.parametrize(("name", "microseconds"), [("H100-SXM", 950), ("B200", 700)])
 def test_scan_by_hand(name: str, microseconds: float) -> None:
-    """32 heads of 128 over 8k tokens: work, chain and launch from the constants; kda decays by channel and is slower."""
+    """32 heads of 128 over 8k tokens: work, chain and launch from the constants. KDA is slower."""
     on = device(catalog_gpu(name).gpu, "bf16")
     flops = 6.0 * 32 * 128 * 128
     forward, backward = scan_s(on, 8192, flops, 32, 8192)

@@ -84,8 +84,9 @@ def fit_levels(defaults: dict[str, dict[str, float]]) -> tuple[dict[str, dict[st
         measured = 2 * m * n * k / rate / 1e12
 
         def predict(eff: float) -> Any:
-            fit = GemmFit(**{**defaults[dtype], "eff": eff})  # noqa: B023
-            return gemm_s(fit, peak, gpu.num_sms, gpu.memory_bandwidth_bytes_per_s, m, n, k, ELEMENT_BYTES[dtype])  # noqa: B023
+            fit, size = GemmFit(**{**defaults[dtype], "eff": eff}), ELEMENT_BYTES[dtype]  # noqa: B023
+            args = (peak, gpu.num_sms, gpu.memory_bandwidth_bytes_per_s, m, n, k)  # noqa: B023
+            return gemm_s(fit, *args, element_bytes=size)
 
         x = least_squares(lambda x: np.log(predict(x[0]) / measured), [0.7], loss="soft_l1", f_scale=0.1).x  # noqa: B023
         out.setdefault(family, {})[dtype] = {**defaults[dtype], "eff": float(f"{x[0]:.3g}")}
