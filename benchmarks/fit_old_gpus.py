@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.cost_models.efficiency import GemmFit
-from meshwright.cost_models.operators import gemm_s
+from meshwright.cost_models.gemm import GemmFit, gemm_s
 from meshwright.specs.catalog import gpu
 from meshwright.specs.cluster import GpuType
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from .collectives import collective_s, contention, expert_exchange_s, exposed_s,
 from .context import context_exchange_s
 from .local import Linear, Local, activation_element_bytes
 from .multipliers import NEUTRAL, Multipliers
-from .operators import Device, attention_s, matmul_s, scan_s, seen_keys, stream_s
+from .operators import Device, attention_s, cast_bytes, matmul_s, scan_s, seen_keys, stream_s
 from .overlap import DEDUP_SMS, FP8_ELEMENT_BYTES, Overlap, hidden_s
 from .protocol import TERMS
 from .unfused import unfused_attention_s
@@ -161,26 +162,23 @@ class LayerTimer:
         """Forward, input gradient and (if trained) weight gradient of a GEMM on ``tokens`` rows for each group."""
         size_in, size_out = linear.inputs, linear.outputs
 
-        def product(m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-            return matmul_s(self.on, m, n, k, linear.groups, linear.low_precision, linear.expert)
+        def product(
+            m: FloatArray, n: FloatArray, k: FloatArray, role: Literal["forward", "weight_gradient"] = "forward"
+        ) -> FloatArray:
+            return matmul_s(self.on, m, n, k, linear.groups, linear.low_precision, linear.expert, role)
 
         forward, backward = product(tokens, size_out, size_in), product(tokens, size_in, size_out)
         if trained:
-            backward = backward + product(size_out, size_in, tokens)
+            backward = backward + product(size_out, size_in, tokens, "weight_gradient")
         calls: FloatArray | float = CALLS["experts" if linear.expert else "linear"]
         if linear.expert and self.low:
             calls = calls + CALLS["quantised_expert"] * linear.groups
         out.add("gemm", module, forward, backward, calls, corrected=corrected or ("experts" if linear.expert else ""))
         if self.low and linear.low_precision:
-            # Quantise the input forward and the gradient backward: read 16 bit, write 8 bit twice (row and column).
-            rows = tokens * linear.groups
-            out.add(
-                "memory_bound",
-                module,
-                stream_s(self.on, rows * size_in * (self.wide + 2.0)),
-                stream_s(self.on, rows * size_out * (self.wide + 2.0)),
-                2,
-            )
+            # Quantise the input forward and the gradient backward.
+            rows, precision = tokens * linear.groups, self.on.precision
+            forward = stream_s(self.on, cast_bytes(precision, rows * size_in))
+            out.add("memory_bound", module, forward, stream_s(self.on, cast_bytes(precision, rows * size_out)), 2)
         lora = self.at.workload.lora
         if lora is not None and self.at.adapter(linear, lora):
             rank = np.full_like(tokens, lora.rank)
@@ -262,7 +260,8 @@ class LayerTimer:
         at = self.at
         length = at.workload.seq_length
         if at.target.fused_attention:
-            forward, backward = attention_s(self.on, at.sequences, length, keys, heads, qk_dim, v_dim, at.cp)
+            kv_heads = kv_bytes_per_token / (self.wide * (qk_dim + v_dim))
+            forward, backward = attention_s(self.on, at.sequences, length, keys, heads, qk_dim, v_dim, at.cp, kv_heads)
         else:
             forward, backward = unfused_attention_s(self.on, at.sequences, length, heads, qk_dim, v_dim)
         calls = CALLS["attention" if at.target.fused_attention else "unfused"]
@@ -327,7 +326,8 @@ class LayerTimer:
             channels = inner + 2 * np.ceil(mixer.num_groups / at.tp) * mixer.state_size
         conv = self.wide * channels * at.tokens
         self.stream(out, "attention_linear", "activation", 2 * conv, 4 * conv)
-        forward, backward = scan_s(self.on, at.tokens, SCAN_FLOPS * heads * size)
+        chains, kda = at.sequences * np.ceil(heads / at.cp), isinstance(mixer, LinearAttention) and mixer.rule == "kda"
+        forward, backward = scan_s(self.on, at.tokens, SCAN_FLOPS * heads * size, chains, at.workload.seq_length, kda)
         out.add("attention", "core_attn", forward, backward, CALLS["scan"])
         gated = self.wide * inner * at.tokens
         self.stream(out, "attention_linear", "norm", 3 * gated, 5 * gated)

@@ -1,12 +1,13 @@
 """Seconds of one operator on one GPU, by shape. Arrays broadcast; all sizes are what one rank runs.
 
-Formulas: tile-quantised roofline for matrix products, length-dependent rate for attention, bandwidth for the rest.
-Constants come from :mod:`.efficiency`.
+Formulas: tile-quantised roofline for matrix products (:mod:`.gemm`), a rate that rises with keys and thread blocks for
+attention and scans (:mod:`.core_attention`), bandwidth for the rest. Constants come from :mod:`.efficiency`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,22 +15,24 @@ import numpy.typing as npt
 from meshwright.specs.batch import FloatArray
 from meshwright.specs.cluster import GpuType
 
-from .efficiency import AttentionFit, Efficiency, GemmFit, efficiency
+from .core_attention import attention_share, scan_forward_s
+from .efficiency import Efficiency, efficiency, sustained_share
+from .gemm import gemm_s
 
 Array = npt.ArrayLike
 
-#: Output tiles of the libraries' kernels (CUTLASS/cuBLAS); the best one is taken, as their heuristics do.
-TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)], dtype=float)
-#: Ways to cut K over thread blocks when a product has few output tiles.
-SPLITS = np.array([1, 2, 4], dtype=float)
-#: A tile of 128 x 128 is the smallest that runs at full rate.
-FULL_TILE = 128 * 128
-#: Query rows one thread block of a flash-attention kernel works on.
-ATTENTION_ROWS = 128
+#: Bytes of an operand element, with its block scales: one of 32 (mxfp8), one of 16 (nvfp4).
+OPERAND_BYTES = {"fp8": 1.0, "fp8_block": 1.03125, "mxfp8": 1.03125, "nvfp4": 0.5625, "fp32": 4.0, "tf32": 4.0}
+#: Bytes of an output element: 16 bit; a weight gradient reads and writes the fp32 main gradient (Megatron's
+#: gradient-accumulation fusion).
+OUTPUT_BYTES, WEIGHT_GRADIENT_BYTES = 2.0, 8.0
 #: Share of a dense product that a causal mask leaves.
 CAUSAL = 0.5
 #: Backward attention is five products where forward is two (recomputing the scores).
 ATTENTION_BACKWARD_FLOPS = 2.5
+#: Backward over forward seconds of a chunked scan: it computes the chunk states again and three gradients where the
+#: forward has two products a chunk (counted, not measured).
+SCAN_BACKWARD = 2.5
 
 
 @dataclass(frozen=True)
@@ -67,60 +70,41 @@ def device(gpu: GpuType, precision: str) -> Device:
     )
 
 
-def gemm_s(
-    fit: GemmFit,
-    peak: float,
-    sms: int,
-    bandwidth: float,
+def matmul_s(
+    on: Device,
     m: Array,
     n: Array,
     k: Array,
     groups: Array = 1.0,
-    element_bytes: float = 2.0,
-    output_bytes: float = 2.0,
+    low_precision: bool = True,
+    grouped: bool = False,
+    role: Literal["forward", "weight_gradient"] = "forward",
 ) -> FloatArray:
-    """Seconds of ``groups`` equal products (m, k) x (k, n), run as one kernel.
+    """Seconds of a linear map on ``on`` under a long run's clocks; ``low_precision`` False keeps it at 16 bit.
 
-    The larger of tile time and memory time, plus the launch. A tile of Tm x Tn costs ``2 Tm Tn (K + k0)`` FLOP at the
-    rate of one SM; the last, partly filled wave is paid by the share ``wave_hardness``.
+    ``grouped`` products are ``groups`` experts in one call. A ``weight_gradient`` accumulates into fp32; its K are the
+    tokens. An input gradient runs at the forward rate (within 1% on B200 and A100, SimuMax's measured layouts).
     """
-    m, n, k, groups = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k, groups)))
-    flat = [x.reshape(1, 1, -1) for x in (m, n, k, groups)]
-    rows, columns, depth, count = flat
-    tile_m, tile_n = TILES[:, None, None, 0], TILES[:, None, None, 1]
-    splits = SPLITS[None, :, None]
-    waves = count * np.ceil(rows / tile_m) * np.ceil(columns / tile_n) * splits / sms
-    waves = fit.wave_hardness * np.ceil(waves) + (1 - fit.wave_hardness) * np.maximum(waves, 1.0)
-    rate = peak / sms * fit.eff * np.minimum(1.0, tile_m * tile_n / FULL_TILE) ** fit.tile_exponent
-    tile_s = (waves * 2 * tile_m * tile_n * (depth / splits + fit.overhead_k) / rate).min(axis=(0, 1))
-    traffic = count * (element_bytes * (rows * depth + depth * columns) + output_bytes * rows * columns)
-    memory_s = (traffic / (bandwidth * fit.bandwidth_eff))[0, 0]
-    busy = np.maximum(tile_s, memory_s)
-    out: FloatArray = np.where((m * n * k * groups).reshape(-1) > 0, busy + fit.launch_s, 0.0).reshape(m.shape)
-    return out
-
-
-def matmul_s(
-    on: Device, m: Array, n: Array, k: Array, groups: Array = 1.0, low_precision: bool = True, grouped: bool = False
-) -> FloatArray:
-    """Seconds of a linear map on ``on`` under a long run's clocks; ``low_precision`` False keeps it at 16 bit."""
-    low = low_precision and on.precision != dense_precision(on.precision)
-    fit, peak = (on.fit.gemm, on.peak) if low_precision else (on.fit.dense_gemm, on.dense_peak)
-    rate = peak * on.fit.sustained * (on.fit.grouped if grouped else 1.0)
-    size = {"nvfp4": 0.5625, "fp8": 1.0, "mxfp8": 1.03}[on.precision] if low else 2.0
-    if on.precision in ("fp32", "tf32"):
-        size = 4.0
-    if not rate:
+    own = low_precision and on.precision != dense_precision(on.precision)
+    if low_precision:
+        fit, peak, plateau = (on.fit.grouped if grouped else on.fit.gemm), on.peak, on.fit.sustained
+    else:
+        fit, peak, plateau = (
+            on.fit.dense_grouped if grouped else on.fit.dense_gemm,
+            on.dense_peak,
+            on.fit.dense_sustained,
+        )
+    if not peak:
         return np.full(np.broadcast_shapes(*(np.shape(x) for x in (m, n, k, groups))), np.inf)
-    return gemm_s(fit, rate, on.sms, on.bandwidth, m, n, k, groups, element_bytes=size)
-
-
-def attention_rate(fit: AttentionFit, sms: int, length: Array, heads: Array) -> FloatArray:
-    """Share of the peak: rises with the length, and with the thread blocks that there are for the SMs."""
-    length, heads = np.asarray(length, dtype=float), np.asarray(heads, dtype=float)
-    blocks = heads * np.ceil(length / ATTENTION_ROWS) / sms
-    out: FloatArray = fit.eff * length / (length + fit.half_length) * blocks / (blocks + 1.0)
-    return out
+    size = OPERAND_BYTES.get(on.precision, 2.0) if own or on.precision in ("fp32", "tf32") else 2.0
+    m, n, k, groups = (np.asarray(x, dtype=float) for x in (m, n, k, groups))
+    flops = 2.0 * m * n * k * groups
+    rate = peak * sustained_share(plateau, flops, peak / on.dense_peak if on.dense_peak else 1.0)
+    output = OUTPUT_BYTES
+    if role == "weight_gradient":
+        # The grouped fit has its weight gradients in it.
+        rate, output = rate * (1.0 if grouped else on.fit.weight_gradient), WEIGHT_GRADIENT_BYTES
+    return gemm_s(fit, rate, on.sms, on.bandwidth, m, n, k, groups, element_bytes=size, output_bytes=output)
 
 
 def attention_s(
@@ -132,22 +116,30 @@ def attention_s(
     qk_dim: float,
     v_dim: float,
     shards: Array = 1.0,
+    kv_heads: Array | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) seconds of flash attention of ``sequences`` of ``length`` tokens.
 
-    ``keys`` are the keys that a query sees on average (half the length when causal, less in a window); ``heads`` on
-    this rank; ``shards`` ranks share a sequence evenly (context parallel).
+    ``keys`` are the keys that a query sees on average (half the length when causal, less in a window); ``heads`` (and
+    ``kv_heads``, by default as many) on this rank; ``shards`` ranks share a sequence evenly (context parallel).
     """
     sequences, length, heads, shards = (np.asarray(x, dtype=float) for x in (sequences, length, heads, shards))
     if not on.dense_peak:
         nothing = np.full(np.broadcast_shapes(*(np.shape(x) for x in (sequences, length, heads, shards))), np.inf)
         return nothing, nothing
-    flops = 2.0 * sequences * heads * length / shards * np.asarray(keys, dtype=float) * (qk_dim + v_dim)
-    rate = on.dense_peak * attention_rate(on.fit.attention, on.sms, length / shards, sequences * heads)
-    launch = on.fit.attention.launch_s * shards
-    forward = flops / rate + launch
-    backward = ATTENTION_BACKWARD_FLOPS * flops / (rate * on.fit.attention.backward_eff) + launch
-    return forward, backward
+    latent = 0 < v_dim < qk_dim
+    fit = on.fit.latent_attention if latent else on.fit.attention
+    keys, rows = np.asarray(keys, dtype=float), length / shards
+    kv_heads = heads if kv_heads is None else np.asarray(kv_heads, dtype=float)
+    flops = 2.0 * sequences * heads * rows * keys * (qk_dim + v_dim)
+    share, share_back = attention_share(fit, on.sms, rows, keys / shards, sequences * heads, max(qk_dim, v_dim))
+    moved = OUTPUT_BYTES * sequences * rows * (heads + kv_heads) * (qk_dim + v_dim)
+    memory_s = moved / (on.bandwidth * fit.memory_eff)
+    launch = fit.launch_s * shards
+    forward = np.hypot(flops / (on.dense_peak * share), memory_s) + launch
+    # Backward reads all that forward reads and writes, with the gradient of the output, and writes three gradients.
+    busy = ATTENTION_BACKWARD_FLOPS * flops / (on.dense_peak * share_back)
+    return forward, np.hypot(busy, 2 * memory_s) + launch
 
 
 def seen_keys(length: float, window: int | None, top_k: int | None = None) -> float:
@@ -158,11 +150,35 @@ def seen_keys(length: float, window: int | None, top_k: int | None = None) -> fl
     return float(limit - limit * limit / (2 * length))
 
 
-def scan_s(on: Device, tokens: Array, flops_per_token: Array) -> tuple[FloatArray, FloatArray]:
-    """(forward, backward) seconds of a chunked linear-attention or state-space scan."""
+def scan_s(
+    on: Device,
+    tokens: Array,
+    flops_per_token: Array,
+    sequence_heads: Array = 1.0,
+    length: Array = 0.0,
+    kda: bool = False,
+) -> tuple[FloatArray, FloatArray]:
+    """(forward, backward) seconds of a chunked linear-attention or state-space scan of ``tokens`` on this rank.
+
+    ``sequence_heads`` (heads x sequences) chains of ``length`` tokens, one after the other where there are more than
+    SMs. ``kda`` takes the rate of Kimi Delta Attention's finer decay; Mamba-2 scans take that of gated DeltaNet.
+    """
     flops = np.asarray(tokens, dtype=float) * np.asarray(flops_per_token, dtype=float)
-    forward = flops / max(on.dense_peak * on.fit.scan, 1e-30) + on.fit.kernel_s
-    return forward, ATTENTION_BACKWARD_FLOPS * forward
+    forward = scan_forward_s(
+        on.fit.scan_kda if kda else on.fit.scan, on.dense_peak, on.sms, flops, sequence_heads, length
+    )
+    return forward, SCAN_BACKWARD * forward
+
+
+def cast_bytes(precision: str, elements: Array, source_bytes: float = 2.0) -> FloatArray:
+    """Bytes that casting a 16-bit matrix for a product of ``precision`` and its gradient moves; 0 at 16 bit and more.
+
+    One read; a row-wise and a column-wise copy with their block scales are written, as Transformer Engine does.
+    """
+    if precision not in ("fp8", "mxfp8", "nvfp4"):
+        return np.zeros(np.shape(elements))
+    out: FloatArray = np.asarray(elements, dtype=float) * (source_bytes + 2 * OPERAND_BYTES[precision])
+    return out
 
 
 def stream_s(on: Device, moved_bytes: Array, share: float | None = None, kernels: float = 1.0) -> FloatArray:

@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from meshwright.cost_models.efficiency import GemmFit, family_of
+from meshwright.cost_models.efficiency import family_of
+from meshwright.cost_models.gemm import GemmFit, gemm_s
 from meshwright.cost_models.layer_time import touched
-from meshwright.cost_models.operators import attention_s, device, gemm_s, matmul_s, seen_keys
+from meshwright.cost_models.operators import attention_s, device, matmul_s, seen_keys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import GpuType
 
@@ -28,11 +29,14 @@ def gpu_type(name: str) -> GpuType:
 def test_gemm_is_the_best_tiling_by_hand(m: int, n: int, k: int, groups: int) -> None:
     """Compute-bound: try every tile and split in plain arithmetic, full waves only."""
     fit = GemmFit(eff=0.5, overhead_k=32, launch_s=1e-6, wave_hardness=1.0, tile_exponent=0.0, bandwidth_eff=1.0)
-    tiles = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+    whole = [(256, 256), (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+    choices = (
+        [(tile, 1) for tile in whole] + list(itertools.product(whole[3:6], (2, 4, 8))) + [((64, 64), 2), ((64, 64), 4)]
+    )
     best = min(
         math.ceil(groups * math.ceil(m / tm) * math.ceil(n / tn) * split / 10)
         * 2 * tm * tn * (k / split + 32) / (1e12 / 10 * 0.5)
-        for (tm, tn), split in itertools.product(tiles, (1, 2, 4))
+        for (tm, tn), split in choices
     )  # fmt: skip
     assert float(gemm_s(fit, 1e12, 10, 1e18, m, n, k, groups)) == pytest.approx(best + 1e-6)
 
@@ -102,17 +106,17 @@ def test_unknown_type_takes_its_generation() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rates"),
-    [("A100-SXM-80GB", (123, 137, 146)), ("H100-SXM", (415, 483, 533)), ("B200", (739, 983, 1143))],
+    [("A100-SXM-80GB", (166, 192, 201)), ("H100-SXM", (500, 583, 605)), ("B200", (871, 1098, 1259))],
 )
 def test_causal_attention_rate_by_length(name: str, rates: tuple[float, ...]) -> None:
-    """Measured causal forward TFLOP/s at 4k, 8k, 16k, head size 128, 32 to 64 heads, one sequence (aiconfigurator;
-    the kernels there also rotate and write a cache, so ours may be faster)."""
+    """Median measured causal forward TFLOP/s at 4k, 8k, 16k, head size 128, 16 to 64 heads (aiconfigurator, SGLang's
+    kernels)."""
     on = device(gpu_type(name), "bf16")
     for length, rate in zip((4096, 8192, 16384), rates, strict=True):
         forward, backward = attention_s(on, 1, length, seen_keys(length, None), 48, 128, 128)
         flops = 2 * 48 * length**2 / 2 * 256
-        assert 0.85 * rate < flops / float(forward) / 1e12 < 1.3 * rate
-        assert 2.5 < float(backward) / float(forward) < 3.6
+        assert flops / float(forward) / 1e12 == pytest.approx(rate, rel=0.15)
+        assert 2.2 < float(backward) / float(forward) < 3.6
 
 
 def test_seen_keys_counts_the_mask() -> None:

@@ -1,0 +1,1 @@
+"""Fits of the operator constants that ship in cost_models/data, from the measured operators in benchmarks/data."""
