@@ -12,16 +12,15 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import Operation, Orders, Timeline, boundary_sends, replay, replayed_micro_batches, stretched
-
-#: Groups of P micro-batches over which the steady pace of a long step is read.
-PACE_GROUPS = 4
+from .base import BACKWARD, FORWARD, Operation, Orders, boundary_sends
+from .listed import ListedSchedule
 
 
-class Interleaved:
+class Interleaved(ListedSchedule):
     """Warm-up of ``2(P - p - 1) + (V - 1)P`` chunk forwards (at most all), then one forward, one backward in turn."""
 
     name = "interleaved"
+    ends_at_first = True
 
     def __init__(self, blocking: bool = False):
         self.blocking = blocking
@@ -45,7 +44,12 @@ class Interleaved:
         return np.stack(counts).astype(np.int64)
 
     def bound_s(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+        self,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+        send_s: FloatArray,
+        m: int | IntArray,
+        weight_s: FloatArray | None = None,
     ) -> FloatArray:
         """Largest chain: the first chunk of the first micro-batch down to stage i, all work of i, the last one up."""
         pp = forward_s.shape[-2]
@@ -54,21 +58,6 @@ class Interleaved:
         before = np.cumsum(first, axis=-1) - first
         out: FloatArray = (before + m * (forward_s + backward_s).sum(axis=-1)).max(axis=-1)
         return out
-
-    def simulate(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int, keep_events: bool = False
-    ) -> Timeline:
-        pp, vpp = forward_s.shape
-        sends = boundary_sends(send_s, pp)
-        few = replayed_micro_batches(pp, m)
-        timeline = replay(
-            _orders(pp, vpp, few), forward_s, backward_s, sends, few, blocking=self.blocking, keep_events=keep_events
-        )
-        if few == m:
-            return timeline
-        fewer = few - PACE_GROUPS * pp  # uneven chunks can make every stage wait, so the pace is read off the events
-        shorter = replay(_orders(pp, vpp, fewer), forward_s, backward_s, sends, fewer, blocking=self.blocking)
-        return stretched(timeline, few, m, (timeline.makespan_s - shorter.makespan_s) / (few - fewer))
 
 
 def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:
@@ -83,8 +72,8 @@ def _forward_order(pp: int, vpp: int, m: int) -> list[tuple[int, int]]:
 @lru_cache(maxsize=64)
 def _orders(pp: int, vpp: int, m: int) -> Orders:
     sequence = _forward_order(pp, vpp, m)
-    forwards: list[Operation] = [(False, chunk, k) for chunk, k in sequence]
-    backwards: list[Operation] = [(True, vpp - 1 - chunk, k) for chunk, k in sequence]
+    forwards: list[Operation] = [(FORWARD, chunk, k) for chunk, k in sequence]
+    backwards: list[Operation] = [(BACKWARD, vpp - 1 - chunk, k) for chunk, k in sequence]
     total = len(forwards)
     out = []
     for stage in range(pp):
