@@ -10,7 +10,11 @@ from .interleaved import Interleaved
 from .listed import activation_peak_bytes, finish_times_s
 from .looped_bfs import LoopedBreadthFirst
 from .one_f_one_b import OneFOneB
+from .v_half import VHalf
+from .v_min import VMin
+from .zb_auto import ZeroBubbleAuto
 from .zb_h1 import ZeroBubbleH1
+from .zb_v import ZeroBubbleV
 
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
@@ -20,6 +24,10 @@ SCHEDULES: dict[str, Schedule] = {
         GPipe(),
         LoopedBreadthFirst(),
         ZeroBubbleH1(),
+        ZeroBubbleAuto(),
+        ZeroBubbleV(),
+        VHalf(),
+        VMin(),
         DualPipe(),
         DualPipeV(),
     )

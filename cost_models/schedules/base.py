@@ -20,8 +20,9 @@ from .placement import Placement
 #: Micro-batches that are replayed event by event; the rest of a longer step goes on at the steady pace.
 MAX_REPLAYED = 2048
 
-#: Kinds of operations. A backward does both of its halves at once.
-FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 0, 1, 2, 3
+#: Kinds of operations. A backward does both of its halves at once. A joined forward runs as one with the operation
+#: after it, so that its result leaves only when both are done.
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, JOINED_FORWARD = 0, 1, 2, 3, 4
 
 #: One operation of a stage in program order: (kind, chunk of the stage, micro-batch).
 Operation = tuple[int, int, int]
@@ -152,7 +153,7 @@ def alive(order: Sequence[Operation], vpp: int) -> IntArray:
     the input gradient has used them."""
     change = np.zeros((len(order), vpp), dtype=np.int64)
     kind, chunk, _ = np.array(order, dtype=np.int64).reshape(-1, 3).T
-    change[np.arange(len(order)), chunk] = np.array([1, -1, -1, 0])[kind]
+    change[np.arange(len(order)), chunk] = np.array([1, -1, -1, 0, 1])[kind]
     return np.cumsum(change, axis=0)
 
 
@@ -160,7 +161,7 @@ def stashed(order: Sequence[Operation], vpp: int) -> IntArray:
     """[steps, V] micro-batches of each chunk whose input gradient is done and whose weight gradient is not."""
     change = np.zeros((len(order), vpp), dtype=np.int64)
     kind, chunk, _ = np.array(order, dtype=np.int64).reshape(-1, 3).T
-    change[np.arange(len(order)), chunk] = np.array([0, 0, 1, -1])[kind]
+    change[np.arange(len(order)), chunk] = np.array([0, 0, 1, -1, 0])[kind]
     return np.cumsum(change, axis=0)
 
 

@@ -12,7 +12,7 @@ only where it is exposed; here the two follow each other.
 
 from __future__ import annotations
 
-from .base import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Operation
+from .base import BACKWARD, FORWARD, INPUT_GRADIENT, JOINED_FORWARD, WEIGHT_GRADIENT, Operation
 
 
 def dual_order(depth: int, ranks: int, counts: tuple[range, range], chunks: tuple[int, int]) -> tuple[Operation, ...]:
@@ -25,8 +25,8 @@ def dual_order(depth: int, ranks: int, counts: tuple[range, range], chunks: tupl
     forwards, backwards = [iter(counts[0]), iter(counts[1])], [iter(counts[0]), iter(counts[1])]
     waiting: list[tuple[int, int]] = []
 
-    def forward(which: int) -> None:
-        order.append((FORWARD, chunks[which], next(forwards[which])))
+    def forward(which: int, joined: bool = False) -> None:
+        order.append((JOINED_FORWARD if joined else FORWARD, chunks[which], next(forwards[which])))
 
     def backward(which: int, apart: bool = False) -> None:
         micro_batch = next(backwards[which])
@@ -47,14 +47,15 @@ def dual_order(depth: int, ranks: int, counts: tuple[range, range], chunks: tupl
         backward(1, apart=True)
         weight()
         forward(1)
-    for _ in range(len(counts[0]) - 2 * ranks + depth + 1):
-        forward(0)
+    for i in range(len(counts[0]) - 2 * ranks + depth + 1):
+        # The rank at the turning point has just run the forward whose backward comes first.
+        forward(0, joined=i > 0 or beyond > 0)
         backward(1)
-        forward(1)
+        forward(1, joined=True)
         backward(0)
     for _ in range(beyond):
         backward(1)
-        forward(1)
+        forward(1, joined=True)
         backward(0)
     apart = False
     for i in range(depth + 1):

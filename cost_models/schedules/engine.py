@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import FORWARD, WEIGHT_GRADIENT, Event, Orders, Schedule, Timeline
+from .base import FORWARD, JOINED_FORWARD, WEIGHT_GRADIENT, Event, Orders, Schedule, Timeline
 from .placement import SAME, Placement
 
 #: Operations times candidates held at once; bounds memory to some ten MB.
@@ -116,6 +116,7 @@ def compile_orders(orders: Orders, placement: Placement) -> Graph:
     out: tuple[list[int], ...] = tuple([] for _ in range(8))
     stages, spans, micro_batches, before, needs, inward, outward, level = out
     at, latest, first = [0] * pp, [0] * pp, [0] * pp
+    joined: list[list[tuple[int, int]]] = [[] for _ in range(pp)]
     left, number = sum(len(order) for order in orders), 0
     while left:
         stuck = left
@@ -125,14 +126,20 @@ def compile_orders(orders: Orders, placement: Placement) -> Graph:
                 kind, chunk, micro_batch = order[position]
                 place = stage * vpp + chunk
                 enters, leaves, needed = pp, pp, 0
-                if kind == FORWARD:
+                forward = kind in (FORWARD, JOINED_FORWARD)
+                if forward:
                     needed, enters, leaves = forwards[previous[place]][micro_batch], hop_in[place], hop_out[place]
                 elif kind != WEIGHT_GRADIENT:
                     needed, enters, leaves = backwards[following[place]][micro_batch], hop_out[place], hop_in[place]
                 if needed < 0:
                     break
                 number += 1
-                if kind == FORWARD:
+                if joined[stage]:
+                    before_it = joined[stage].pop()
+                    forwards[before_it[0]][before_it[1]] = number
+                if kind == JOINED_FORWARD:
+                    joined[stage].append((place, micro_batch))
+                elif forward:
                     forwards[place][micro_batch] = number
                 elif kind != WEIGHT_GRADIENT:
                     backwards[place][micro_batch] = number
@@ -141,7 +148,7 @@ def compile_orders(orders: Orders, placement: Placement) -> Graph:
                 after = max(levels[last], levels[needed]) + 1
                 levels.append(after)
                 stages.append(stage)
-                spans.append(kind * end + place)
+                spans.append((FORWARD if forward else kind) * end + place)
                 micro_batches.append(micro_batch)
                 before.append(last)
                 needs.append(needed)
