@@ -44,18 +44,21 @@ COMPUTE = ("gemm", "attention", "memory_bound")
 
 @dataclass
 class Pieces:
-    """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds."""
+    """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds; ``weight_gradient``
+    is the part of ``backward`` that weight gradients take."""
 
     count: int
     by: Multipliers = NEUTRAL
     forward: FloatArray = field(init=False)
     backward: FloatArray = field(init=False)
+    weight_gradient: FloatArray = field(init=False)
     modules: dict[str, FloatArray] = field(default_factory=dict)
     calls: dict[tuple[str, str], FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward = np.zeros((self.count, len(TERMS)))
         self.backward = np.zeros((self.count, len(TERMS)))
+        self.weight_gradient = np.zeros(self.count)
 
     def add(
         self,
@@ -96,6 +99,7 @@ class Pieces:
         """The pieces of ``rows``, repeats allowed."""
         out = Pieces(len(rows), self.by)
         out.forward, out.backward = self.forward[rows], self.backward[rows]
+        out.weight_gradient = self.weight_gradient[rows]
         out.modules = {module: seconds[rows] for module, seconds in self.modules.items()}
         out.calls = {key: calls[rows] for key, calls in self.calls.items()}
         return out
@@ -166,7 +170,9 @@ class LayerTimer:
 
         forward, backward = product(tokens, size_out, size_in), product(tokens, size_in, size_out)
         if trained:
-            backward = backward + product(size_out, size_in, tokens)
+            weight_gradient = product(size_out, size_in, tokens)
+            backward = backward + weight_gradient
+            out.weight_gradient += weight_gradient
         calls: FloatArray | float = CALLS["experts" if linear.expert else "linear"]
         if linear.expert and self.low:
             calls = calls + CALLS["quantised_expert"] * linear.groups
@@ -187,6 +193,7 @@ class LayerTimer:
             down = matmul_s(self.on, tokens * linear.groups, rank, size_in, low_precision=False)
             up = matmul_s(self.on, tokens * linear.groups, size_out, rank, low_precision=False)
             out.add("gemm", module, down + up, 2 * (down + up), 2 * CALLS["linear"])
+            out.weight_gradient += down + up
 
     def linears(self, out: Pieces, module: str, weights: tuple[Weight, ...], trained: bool) -> None:
         """The dense GEMMs of a part; replicated maps run on the rank's own tokens under sequence parallelism."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 ScheduleName = Literal[
-    "1f1b", "interleaved", "gpipe", "looped-bfs", "zb-h1", "zb-auto", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
+    "1f1b",
+    "interleaved",
+    "gpipe",
+    "looped-bfs",
+    "zb-h1",
+    "zb-auto",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe",
+    "dualpipe-v",
 ]
 
 #: Chunks a stage: (least, most), most None where there is no upper end. A DualPipe stage is one chunk; its rank holds

@@ -85,6 +85,8 @@ def _repeated(block: IntArray, m: int) -> Orders:
     """Forwards and input gradients of every stage in the order of their slots."""
     out = []
     for slots in block.T.tolist():
-        passes = [(slots[row] + PERIOD * k, kind, chunk, k) for row, (kind, chunk) in enumerate(PASSES) for k in range(m)]
+        passes = [
+            (slots[row] + PERIOD * k, kind, chunk, k) for row, (kind, chunk) in enumerate(PASSES) for k in range(m)
+        ]
         out.append(tuple((kind, chunk, k) for _, kind, chunk, k in sorted(passes)))
     return tuple(out)
