@@ -20,7 +20,7 @@ ScheduleName = Literal[
 
 #: Chunks a stage: (least, most), most None where there is no upper end. A DualPipe stage is one chunk; its rank holds
 #: a second one, the copy of the stage at the other end.
-CHUNKS: dict[ScheduleName, tuple[int, int | None]] = {
+CHUNKS: dict[str, tuple[int, int | None]] = {
     "1f1b": (1, 1),
     "interleaved": (2, None),
     "gpipe": (1, 1),

@@ -9,6 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from meshwright.cost_models import schedules
+from meshwright.specs.plan import Plan
+from meshwright.specs.schedules import ScheduleName
 
 #: Kinds of operations as the orders number them.
 F, BW, B, W, JOINED = range(5)
@@ -130,3 +132,15 @@ def slowest_path(case: Case) -> float:
                         results[result], moved = now, True
             finish[stage] = now
     return max(finish)
+
+
+def scheduled(laid: Plan, name: ScheduleName) -> Plan:
+    """``laid`` (looped chunks) under another schedule, its chunks moved to where that schedule has their places."""
+    if name not in TWO_CHUNKS:
+        return laid.model_copy(update={"schedule": name})
+    chunk_at = {chunk.order: chunk for stage in laid.stages for chunk in stage.chunks}
+    last = 2 * laid.pp - 1
+    stages = tuple(
+        stage.model_copy(update={"chunks": (chunk_at[p], chunk_at[last - p])}) for p, stage in enumerate(laid.stages)
+    )
+    return Plan.parse(laid.model_copy(update={"schedule": name, "stages": stages}).to_json())

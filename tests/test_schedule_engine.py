@@ -1,7 +1,8 @@
-"""Every schedule's events against a relaxation of its dependencies, its bound below them, and the known closed forms."""
+"""Every schedule's events against a relaxation of its dependencies, its bound below them, the closed forms."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshwright.cost_models.schedules.engine import compile_orders
 from meshwright.cost_models.schedules.placement import looped
 from meshwright.cost_models.schedules.zb_auto import ZeroBubbleAuto
 
-from .schedule_cases import ALL, JOINED, SPLIT, TWO_CHUNKS, BW, B, Case, F, W, cases, equal, slowest_path
+from .schedule_cases import ALL, BW, JOINED, SPLIT, TWO_CHUNKS, B, Case, F, W, cases, equal, slowest_path
 
 
 def makespan(case: Case) -> float:
@@ -81,7 +82,7 @@ RATIOS = [(1.0, 1.0, 1.0), (1.0, 1.25, 0.75), (1.0, 1.1, 0.9), (2.0, 2.5, 1.0), 
 @pytest.mark.parametrize(("f", "b", "w"), RATIOS)
 @pytest.mark.parametrize(("pp", "m"), [(2, 4), (4, 8), (4, 17), (8, 32)])
 def test_equal_stages_meet_the_papers_closed_forms(pp: int, m: int, f: float, b: float, w: float) -> None:
-    """GPipe (m + p - 1)(F + B + W); breadth-first (m + (p - 1) / v)(F + B + W); ZB-H1 a bubble of (p - 1)(F + B - W)."""
+    """GPipe (m + p - 1)(F + B + W); breadth-first (m + (p - 1) / v)(F + B + W); ZB-H1 + (p - 1)(F + B - W)."""
     full = f + b + w
     for case, expected in (
         (equal("gpipe", pp, 1, m, f, b, w), (m + pp - 1) * full),
@@ -109,7 +110,7 @@ def test_dualpipe_meets_its_closed_form(pp: int, m: int, w: float) -> None:
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 6, 8, 12])
 def test_v_shaped_schedules_have_the_bubbles_of_their_paper(pp: int) -> None:
-    """ZB-V has none: the last stage begins after p - 1 passes and never waits. V-Half has about half of 1F1B's 6 (p - 1)
+    """ZB-V has none: the last stage begins after p - 1 passes and never waits. V-Half has about half of 1F1B's 6(p - 1)
     passes, V-Min about two thirds (arXiv 2405.15362)."""
     m = 3 * pp
     zb_v, half, least = (makespan(equal(name, pp, 2, m, 1.0, 1.0, 1.0)) - 6 * m for name in ("zb-v", "v-half", "v-min"))
@@ -119,16 +120,21 @@ def test_v_shaped_schedules_have_the_bubbles_of_their_paper(pp: int) -> None:
     assert bound(equal("zb-v", pp, 2, m, 1.0, 1.0, 1.0)) == 6 * m + pp - 1
 
 
-@pytest.mark.parametrize(("pp", "m"), [(4, 4), (4, 9), (8, 16)])
+@pytest.mark.parametrize(("pp", "m"), [(4, 4), (4, 9), (8, 16), (8, 32)])
 def test_the_search_is_never_slower_than_zb_h1_and_keeps_its_limit(pp: int, m: int) -> None:
+    """At the FLOPs of a layer (28 : 32 : 24). With ZB-H2's memory the bubble is that of the first forwards alone."""
+    h1 = equal("zb-h1", pp, 1, m, 28.0, 32.0, 24.0)
+    times = [makespan(h1)]
     for limit in (pp, pp + 1, 2 * pp - 1):
         schedule = ZeroBubbleAuto(limit)
-        h1 = equal("zb-h1", pp, 1, m, 1.0, 1.0, 1.0)
-        own = schedule.simulate(h1.forward, h1.backward, h1.send, m, weight_s=h1.weight).makespan_s
-        assert own <= makespan(h1)
+        times.append(schedule.simulate(h1.forward, h1.backward, h1.send, m, weight_s=h1.weight).makespan_s)
         for order in schedule.orders(pp, 1, m):
             held = np.cumsum([{F: 1, B: 0, W: -1}[kind] for kind, _, _ in order])
             assert held.max() <= limit
+    assert times == sorted(times, reverse=True)
+    assert times[-1] >= 84 * m + 28 * (pp - 1)
+    if m >= 2 * pp:
+        assert times[-1] < times[0]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -157,7 +163,7 @@ def test_events_say_which_half_of_the_backward_they_are(name: str) -> None:
         assert event.backward == (event.kind != F)
     for stage in range(4):
         own = sorted((e for e in line.events if e.stage == stage), key=lambda e: e.start_s)
-        assert all(a.end_s <= b.start_s + 1e-9 for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end_s <= b.start_s + 1e-9 for a, b in itertools.pairwise(own))
         assert own[-1].end_s == pytest.approx(line.finish_s[stage])
         assert sum(e.end_s - e.start_s for e in own) == pytest.approx(line.busy_s[stage])
 

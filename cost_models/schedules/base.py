@@ -85,6 +85,8 @@ class Schedule(Protocol):
     #: Whether live activations grow with the micro-batches for as long as there are any.
     holds_all: bool
 
+    def __hash__(self) -> int: ...
+
     def legal(self, pp: int, vpp: int, m: int) -> str | None:
         """Why the schedule cannot run at these degrees, or None if it can."""
         ...

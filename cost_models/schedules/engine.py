@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -228,7 +229,7 @@ def run_many(of: Graph, seconds: FloatArray, send_s: FloatArray, *, blocking: bo
         table = np.ascontiguousarray(seconds[rows].reshape(-1, 4 * of.pp * of.vpp).T)
         crossing = np.concatenate([send_s[rows].T, np.zeros((1, len(table.T)))])
         end = np.zeros((count + 1, table.shape[1]))
-        for a, b in zip(first, first[1:], strict=False):
+        for a, b in pairwise(first):
             arrived = end[needs[a:b]]
             takes = table[spans[a:b]]
             if blocking:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
-from meshwright.specs.schedules import CHUNKS, ScheduleName
+from meshwright.specs.schedules import CHUNKS
 
 from .base import (
     Orders,
@@ -30,7 +30,7 @@ PACE_GROUPS = 4
 class ListedSchedule:
     """A schedule made of ``orders`` and ``placement``; everything else follows from its events."""
 
-    name: ScheduleName
+    name: str
     blocking = False
     splits_backward = False
     copies = 1
@@ -82,7 +82,8 @@ class ListedSchedule:
         out = np.empty(len(count))
         for each in np.unique(count):
             rows = count == each
-            out[rows] = chain_bound_s(self, *(part[rows] for part in parts), send[rows], int(each))
+            one, two, apart = (part[rows] for part in parts)
+            out[rows] = chain_bound_s(self, one, two, apart, send[rows], int(each))
         return out.reshape(lead)
 
     def simulate(

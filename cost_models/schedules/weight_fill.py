@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from .base import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Operation, Orders
 from .placement import Placement
 
@@ -54,6 +56,6 @@ def _needs(placement: Placement) -> dict[int, dict[tuple[int, int], tuple[int, i
     """For forwards and input gradients the place whose result each place waits for."""
     forward, gradient = {}, {}
     for route in placement.routes:
-        for one, two in zip(route, route[1:], strict=False):
+        for one, two in pairwise(route):
             forward[two], gradient[one] = one, two
     return {FORWARD: forward, INPUT_GRADIENT: gradient}
