@@ -15,7 +15,7 @@ from meshwright.specs.estimate import Estimate
 from meshwright.specs.schedules import ScheduleName
 
 from .cost_cases import cluster, dense, keys, plan, target, workload
-from .schedule_cases import BW, TWO_CHUNKS, B, Case, F, W, cases, scheduled
+from .schedule_cases import BW, B, Case, F, W, cases, scheduled
 
 
 def test_zb_h1_on_two_stages_counted_by_hand() -> None:
@@ -43,7 +43,7 @@ def test_zb_h1_on_two_stages_counted_by_hand() -> None:
     ],
 )
 def test_chunks_in_flight_are_those_of_the_papers(name: str, vpp: int, held: list[int]) -> None:
-    """p - i under 1F1B and ZB-H1; p + 1 under DualPipe, twice and one under its fold; all under GPipe; 2p under ZB-V."""
+    """p - i under 1F1B and ZB-H1; p + 1 under DualPipe, 2p + 1 folded; all under GPipe; 2p under ZB-V."""
     counts = schedules.get(name).in_flight(4, vpp, 12)
     assert counts.shape == (4, vpp)
     assert counts.sum(axis=1).tolist() == held
@@ -88,7 +88,7 @@ def test_weight_gradients_wait_for_all_that_a_layer_kept_but_the_softmax_statist
     model = dense(2, hidden, heads, groups, ffn, 32000)
     costs = CostModel(model, cluster(1), workload(8), target())
     cells = costs.cells(keys((1, 1, 1, 1, 8, 1, 0, 1), (2, 1, 1, 1, 8, 1, 0, 1)))
-    layer = costs.blocks.kinds.index("dense") if "dense" in costs.blocks.kinds else 1
+    layer = 1  # embedding, decoder layer, head
     width = hidden // heads
     per_token = 8 * hidden + 4 * heads * width + 4 * groups * width + 6 * ffn
     assert cells.weight_stash_bytes[0, layer] == tokens * per_token
@@ -100,7 +100,7 @@ def test_weight_gradients_wait_for_all_that_a_layer_kept_but_the_softmax_statist
 
 
 #: Llama2-7B on eight MI300X, one stage each, bf16: tokens/s/GPU and peak GB as AMD measured them (AMD-AGI/Primus,
-#: docs_deprecated/tech_blogs/primus_pipeline/primus_pipeline.md). Micro-batches are not stated; 64 of one sequence here.
+#: docs_deprecated/tech_blogs/primus_pipeline/primus_pipeline.md). Micro-batches are not stated: 64 here.
 AMD: dict[ScheduleName, tuple[int, int, float]] = {
     "1f1b": (1, 10057, 16.3),
     "interleaved": (2, 10974, 21.4),
@@ -134,4 +134,3 @@ def test_speed_is_ordered_as_amd_measured_it_but_for_one_close_pair(amd: dict[Sc
                 assert amd[a].tokens_per_s_per_gpu > amd[b].tokens_per_s_per_gpu, (a, b)
     close = amd["interleaved"].tokens_per_s_per_gpu / amd["v-half"].tokens_per_s_per_gpu
     assert close == pytest.approx(1.0, abs=0.01)
-    assert set(AMD) > set(TWO_CHUNKS) - {"dualpipe-v"}

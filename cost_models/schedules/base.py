@@ -186,14 +186,12 @@ def memory_states(orders: Orders, vpp: int) -> list[IntArray]:
     are not below another state in every count."""
     out = []
     for order in orders:
-        states = np.unique(np.concatenate([alive(order, vpp), stashed(order, vpp)], axis=1), axis=0)
-        # Sorted by rows: a state that another one dominates stands before one that does, so most go in one look.
-        states = states[::-1]
-        kept: list[IntArray] = []
-        for state in states:
-            if not any((other >= state).all() for other in kept):
-                kept.append(state)
-        out.append(np.array(kept))
+        states = np.concatenate([alive(order, vpp), stashed(order, vpp)], axis=1)
+        kinds = np.array([kind for kind, _, _ in order[1:]] + [WEIGHT_GRADIENT])
+        # A forward only adds, so a state before one is below the state after it.
+        states = np.unique(states[(kinds != FORWARD) & (kinds != JOINED_FORWARD)], axis=0)
+        below = (states[:, None] <= states[None]).all(axis=2)
+        out.append(states[below.sum(axis=1) == 1])  # each is below itself
     return out
 
 
