@@ -59,8 +59,13 @@ def _orders(pp: int, m: int, steps: int, most: int) -> Orders:
 def best_block(pp: int, steps: int, most: int) -> IntArray:
     """[4, P] slots of the block that takes the fewest slots for 2 P micro-batches; the shortest of equals."""
     shortest = sorted(blocks(pp, steps), key=lambda block: (block[3, 0], block.tolist()))[:TRIED]
-    slots = [with_weights(_repeated(block, 2 * pp), vee(pp), most)[1] for block in shortest]
-    return shortest[int(np.argmin(slots))]
+    # Nothing ends sooner than the work of the last stage, which begins P - 1 slots late.
+    least, count = PERIOD * 2 * pp + pp - 1, []
+    for block in shortest:
+        count.append(with_weights(_repeated(block, 2 * pp), vee(pp), most)[1])
+        if count[-1] <= least:
+            break
+    return shortest[int(np.argmin(count))]
 
 
 def blocks(pp: int, steps: int) -> list[IntArray]:
