@@ -22,6 +22,7 @@ from .learned import interval_of
 from .mixed_stage import joint_tail
 from .multipliers import Multipliers
 from .overlap import overlap_of
+from .plan_schedule import check_schedule, ends_meet, with_copies
 from .protocol import STATIC, TERMS, CellCosts
 from .step import StepTime, step_time
 
@@ -125,7 +126,7 @@ def stage_sums(
     instances = {instance: i for i, instance in enumerate(costs.blocks.instances)}
     _check_blocks(instances, plan)
     pool_index = {pool.name: g for g, pool in enumerate(cluster.pools)}
-    stages = _with_copies(plan)
+    stages = with_copies(plan)
     vpp = max(len(stage.chunks) for stage in stages)
     shape = (plan.pp, vpp)
     forward, backward = np.zeros((*shape, len(TERMS))), np.zeros((*shape, len(TERMS)))
@@ -189,7 +190,7 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
     backward = sums.backward_terms_s.sum(axis=-1)
     tail = costs.tail(sums.cells, sums.rows, sums.pools, sums.dense, sums.expert, backward.sum(axis=1))
     tail = joint_tail(costs, plan, sums.cells, sums.rows, sums.dense, sums.expert, backward.sum(axis=1), tail)
-    if not _ends_meet(plan):
+    if not ends_meet(plan):
         ends = int(sums.pools[0]), int(sums.pools[-1])
         shared = costs.shared_embedding_s(sums.cells, sums.rows[:1], *ends, plan.pp)
         tail = replace(tail, grad_reduce_s=tail.grad_reduce_s + shared)
@@ -197,44 +198,6 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
     forward, beside = sums.forward_terms_s.sum(axis=-1), plan.vpp == 1 or costs.overlap.sends
     m = plan.num_microbatches
     return step_time(plan.schedule, forward, backward, send, m, tail, keep_events, beside, sums.weight_s)
-
-
-def check_schedule(plan: Plan) -> None:
-    """SpecError where the schedule does not run the plan: its degrees, the places of its chunks, recomputation."""
-    schedule = schedules.get(plan.schedule)
-    faults = []
-    # Megatron also interleaves a remainder of micro-batches; whether it may is the target's rule.
-    if schedule.name != "interleaved":
-        reason = schedule.legal(plan.pp, plan.vpp, plan.num_microbatches)
-        faults += [Fault("/num_microbatches", reason)] if reason else []
-    place = schedule.placement(plan.pp, plan.vpp).orders()
-    for p, stage in enumerate(plan.stages):
-        faults += [
-            Fault(f"/stages/{p}/chunks/{v}/order", f"{schedule.name} has place {place[p, v]} of the pipeline here")
-            for v, chunk in enumerate(stage.chunks)
-            if chunk.order != place[p, v]
-        ]
-        if schedule.splits_backward and stage.recompute.granularity != "none":
-            message = f"{schedule.name} runs weight gradients apart, which does not go with recomputation; use none"
-            faults.append(Fault(f"/stages/{p}/recompute", message))
-    if faults:
-        raise SpecError(faults)
-
-
-def _ends_meet(plan: Plan) -> bool:
-    """Whether one rank holds both the first and the last place of the pipeline."""
-    routes = schedules.get(plan.schedule).placement(plan.pp, plan.vpp).routes
-    return routes[0][0][0] == routes[-1][-1][0]
-
-
-def _with_copies(plan: Plan) -> list[Stage]:
-    """The stages with all chunks that their ranks hold: with two copies of the model also the mirrored stage's."""
-    if schedules.get(plan.schedule).copies == 1:
-        return list(plan.stages)
-    return [
-        stage.model_copy(update={"chunks": (*stage.chunks, *mirror.chunks)})
-        for stage, mirror in zip(plan.stages, reversed(plan.stages), strict=True)
-    ]
 
 
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
@@ -293,7 +256,7 @@ def _cells(
     """Cells of all stages, and for each stage the rows (its own recompute mode, no recompute)."""
     columns: list[tuple[int, ...]] = []
     rows: list[tuple[int, int]] = []
-    one_stage = int(_ends_meet(plan))
+    one_stage = int(ends_meet(plan))
     for stage in plan.stages:
         degrees = stage.degrees
         pair = []
@@ -414,6 +377,8 @@ def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:
         out.append(f"sequences of {workload.seq_length} tokens are longer than the model's stated maximum of {longest}")
     if costs.model.vision:
         out.append("one image a sequence passes the vision tower")
+    if schedules.get(plan.schedule).copies > 1:
+        out.append("gradients are reduced within each copy of the model; adding up the copies is not priced")
     if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):
         out.append("hybrid sharding is priced as full sharding over the whole data-parallel group")
     out += [

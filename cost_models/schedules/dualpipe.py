@@ -1,7 +1,8 @@
 """DualPipe (DeepSeek-V3, arXiv 2412.19437): two copies of the model, micro-batches from both ends at once.
 
 Rank p holds stage p of the one copy and stage P - 1 - p of the other; each copy runs half of the micro-batches. For
-equal stages, with B the whole backward and W its weight-gradient part: M (F + B) + (P / 2 - 1)(F + 2 B - 3 W).
+equal stages, with B the whole backward, W its weight-gradient part and F = B - W: M (F + B) + (P / 2 - 1)(F + 2 B
+- 3 W).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """DualPipe-V: DualPipe cut in half and folded, one copy of the model with two chunks a stage in a V.
 
-For equal stages, with F, B and W of one chunk: 2 M (F + B) + (P - 1)(F + 2 B - 3 W) as DualPipe of 2 P ranks.
+For equal stages, with F, B and W of one chunk and F = B - W: 2 M (F + B) + (P - 1)(F + 2 B - 3 W), as DualPipe of 2 P
+ranks.
 """
 
 from __future__ import annotations
