@@ -8,6 +8,7 @@ import pytest
 from meshwright.cost_models import schedules
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate, plan_step, stage_sums
+from meshwright.cost_models.multipliers import Multipliers
 from meshwright.cost_models.operators import device, matmul_s
 from meshwright.cost_models.protocol import TERMS
 from meshwright.cost_models.step import step_bound_s
@@ -87,6 +88,9 @@ def test_weight_gradients_are_the_products_of_output_gradients_and_inputs() -> N
     shapes = [(2048, 4096), (2048, 2048), (2048, 11264), (5632, 2048)]  # qkv, out, gate and up, down
     by_hand = sum(float(matmul_s(on, o * one, i * one, tokens, one, True, False)[0]) for i, o in shapes)
     assert cells.weight_gradient_s[0, 0, layer] == pytest.approx(by_hand)
+    slower = CostModel(MODEL, cluster(1), workload(16), target(), multipliers=(Multipliers(gemm=1.5),))
+    corrected = slower.cells(keys((1, 1, 1, 1, 2, 1, 0, 1))).weight_gradient_s[0, 0, layer]
+    assert corrected == pytest.approx(1.5 * by_hand)
     # Recomputation adds to the backward, not to its weight gradients.
     assert cells.weight_gradient_s[1, 0, layer] == cells.weight_gradient_s[0, 0, layer]
     frozen = CostModel(MODEL, cluster(1), workload(16, frozen=("decoder",)), target())
