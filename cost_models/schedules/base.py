@@ -99,6 +99,10 @@ class Schedule(Protocol):
         """Program order of every stage."""
         ...
 
+    def arrays(self, pp: int, vpp: int, m: int) -> Sequence[IntArray]:
+        """:meth:`orders` as one array [n, 3] for each stage."""
+        ...
+
     def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
         """[P, V] micro-batches of every chunk whose activations are alive when a stage first holds the most."""
         ...
@@ -150,24 +154,24 @@ def boundary_sends(send_s: npt.ArrayLike, pp: int) -> FloatArray:
     return np.concatenate([send, back], axis=-1)
 
 
-def alive(order: Sequence[Operation], vpp: int) -> IntArray:
+def alive(order: Sequence[Operation] | IntArray, vpp: int) -> IntArray:
     """[steps, V] activations of each chunk that are alive after every operation of one stage, until the backward or
     the input gradient has used them."""
     change = np.zeros((len(order), vpp), dtype=np.int64)
-    kind, chunk, _ = np.array(order, dtype=np.int64).reshape(-1, 3).T
+    kind, chunk, _ = np.asarray(order, dtype=np.int64).reshape(-1, 3).T
     change[np.arange(len(order)), chunk] = np.array([1, -1, -1, 0, 1])[kind]
     return np.cumsum(change, axis=0)
 
 
-def stashed(order: Sequence[Operation], vpp: int) -> IntArray:
+def stashed(order: Sequence[Operation] | IntArray, vpp: int) -> IntArray:
     """[steps, V] micro-batches of each chunk whose input gradient is done and whose weight gradient is not."""
     change = np.zeros((len(order), vpp), dtype=np.int64)
-    kind, chunk, _ = np.array(order, dtype=np.int64).reshape(-1, 3).T
+    kind, chunk, _ = np.asarray(order, dtype=np.int64).reshape(-1, 3).T
     change[np.arange(len(order)), chunk] = np.array([0, 0, 1, -1, 0])[kind]
     return np.cumsum(change, axis=0)
 
 
-def in_flight_states(orders: Orders, vpp: int) -> list[IntArray]:
+def in_flight_states(orders: Orders | Sequence[IntArray], vpp: int) -> list[IntArray]:
     """For every stage the distinct [K, V] mixes of live activations at which the total is largest.
 
     With virtual stages the total stays level while its mix over chunks changes: the memory peak is the largest
@@ -181,13 +185,13 @@ def in_flight_states(orders: Orders, vpp: int) -> list[IntArray]:
     return out
 
 
-def memory_states(orders: Orders, vpp: int) -> list[IntArray]:
+def memory_states(orders: Sequence[IntArray], vpp: int) -> list[IntArray]:
     """For every stage the distinct [K, 2 V] counts of live activations, then of stashed weight-gradient inputs, that
     are not below another state in every count."""
     out = []
     for order in orders:
         states = np.concatenate([alive(order, vpp), stashed(order, vpp)], axis=1)
-        kinds = np.array([kind for kind, _, _ in order[1:]] + [WEIGHT_GRADIENT])
+        kinds = np.append(order[1:, 0], WEIGHT_GRADIENT)
         # A forward only adds, so a state before one is below the state after it.
         states = np.unique(states[(kinds != FORWARD) & (kinds != JOINED_FORWARD)], axis=0)
         below = (states[:, None] <= states[None]).all(axis=2)

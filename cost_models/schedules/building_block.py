@@ -50,7 +50,7 @@ class BuildingBlockSchedule(ListedSchedule):
         return _orders(pp, m, self.steps, self.most_held(pp))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _orders(pp: int, m: int, steps: int, most: int) -> Orders:
     return with_weights(_repeated(best_block(pp, steps, most), m), vee(pp), most)[0]
 

@@ -36,7 +36,7 @@ class DualPipe(ListedSchedule):
         return _orders(pp, m)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _orders(pp: int, m: int) -> Orders:
     down, up = range(m // 2), range(m // 2, m)
     half = pp // 2

@@ -28,6 +28,6 @@ class DualPipeV(ListedSchedule):
         return _orders(pp, m)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _orders(pp: int, m: int) -> Orders:
     return tuple(dual_order(p, pp, (range(m), range(m)), (0, 1)) for p in range(pp))

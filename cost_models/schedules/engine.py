@@ -7,15 +7,17 @@ its stage. A blocking send holds the sending stage until the data has arrived; o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import FORWARD, JOINED_FORWARD, WEIGHT_GRADIENT, Event, Orders, Schedule, Timeline
+from .base import FORWARD, JOINED_FORWARD, WEIGHT_GRADIENT, Event, Schedule, Timeline
 from .placement import SAME, Placement
 
 #: Operations times candidates held at once; bounds memory to some ten MB.
@@ -28,8 +30,7 @@ class Graph:
 
     Lists hold one entry an operation: ``stage``; ``span``, its index into the [4, P, V] seconds by kind; ``before``,
     the operation before it on its stage; ``needs``, the one whose result it waits for; ``inward`` and ``outward``, the
-    boundaries its input and its result cross (P: none); ``level``, one more than the largest of what it follows.
-    ``first`` and ``last`` operation of every stage.
+    boundaries its input and its result cross (P: none). ``first`` and ``last`` operation of every stage.
     """
 
     pp: int
@@ -41,7 +42,6 @@ class Graph:
     needs: list[int]
     inward: list[int]
     outward: list[int]
-    level: list[int]
     first: list[int]
     last: list[int]
 
@@ -75,6 +75,16 @@ class Graph:
         return counts
 
     @cached_property
+    def level(self) -> list[int]:
+        """One more than the largest level of what an operation follows."""
+        levels = [0]
+        append = levels.append
+        for before, needed in zip(self.before, self.needs, strict=True):
+            one, two = levels[before], levels[needed]
+            append((one if one > two else two) + 1)
+        return levels[1:]
+
+    @cached_property
     def by_level(self) -> tuple[list[int], IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
         """Level boundaries, then span, before, needs, inward and outward in the order of levels, and the place there
         of every stage's last operation. "Nothing" is number N."""
@@ -95,80 +105,85 @@ class Graph:
         )
 
 
-def compile_orders(orders: Orders, placement: Placement) -> Graph:
-    """The graph of program orders; ValueError where they wait for each other."""
+def compile_orders(orders: Sequence[npt.ArrayLike], placement: Placement) -> Graph:
+    """The graph of program orders [n, 3] of every stage; ValueError where they wait for each other."""
     pp = len(orders)
-    places = [place for route in placement.routes for place in route]
-    vpp = max(chunk for _, chunk in places) + 1
-    m = 1 + max((micro_batch for order in orders for _, _, micro_batch in order), default=0)
-    # Index of the place before and after on the route and the boundaries between; one row of results more for "none".
-    here = {place: stage * vpp + chunk for place in places for stage, chunk in [place]}
-    end = pp * vpp
-    previous, following = [end] * end, [end] * end
-    hop_in, hop_out = [pp] * end, [pp] * end
+    rows = [np.asarray(order, dtype=np.int64).reshape(-1, 3) for order in orders]
+    stops = np.cumsum([len(row) for row in rows])
+    kind, chunk, micro_batch = np.concatenate(rows).T
+    count = len(kind)
+    vpp = max(chunk for route in placement.routes for _, chunk in route) + 1
+    stage = np.repeat(np.arange(pp), [len(row) for row in rows])
+    place, nowhere = stage * vpp + chunk, pp * vpp
+    # The place before and after each on its route and the boundaries between.
+    previous, following = np.full(nowhere, nowhere), np.full(nowhere, nowhere)
+    hop_in, hop_out = np.full(nowhere, pp), np.full(nowhere, pp)
     for route, hops in zip(placement.routes, placement.hops, strict=True):
-        for q, hop in enumerate(hops):
-            one, two = here[route[q]], here[route[q + 1]]
-            following[one], previous[two] = two, one
-            hop_out[one] = hop_in[two] = pp if hop == SAME else hop
-    forwards: list[list[int]] = [[-1] * m for _ in range(end)] + [[0] * m]
-    backwards: list[list[int]] = [[-1] * m for _ in range(end)] + [[0] * m]
-    levels = [0]
-    out: tuple[list[int], ...] = tuple([] for _ in range(8))
-    stages, spans, micro_batches, before, needs, inward, outward, level = out
-    at, latest, first = [0] * pp, [0] * pp, [0] * pp
-    joined: list[list[tuple[int, int]]] = [[] for _ in range(pp)]
-    left, number = sum(len(order) for order in orders), 0
-    while left:
-        stuck = left
-        for stage in range(pp):
-            order, position, last = orders[stage], at[stage], latest[stage]
-            while position < len(order):
-                kind, chunk, micro_batch = order[position]
-                place = stage * vpp + chunk
-                enters, leaves, needed = pp, pp, 0
-                forward = kind in (FORWARD, JOINED_FORWARD)
-                if forward:
-                    needed, enters, leaves = forwards[previous[place]][micro_batch], hop_in[place], hop_out[place]
-                elif kind != WEIGHT_GRADIENT:
-                    needed, enters, leaves = backwards[following[place]][micro_batch], hop_out[place], hop_in[place]
-                if needed < 0:
-                    break
-                number += 1
-                if joined[stage]:
-                    before_it = joined[stage].pop()
-                    forwards[before_it[0]][before_it[1]] = number
-                if kind == JOINED_FORWARD:
-                    joined[stage].append((place, micro_batch))
-                elif forward:
-                    forwards[place][micro_batch] = number
-                elif kind != WEIGHT_GRADIENT:
-                    backwards[place][micro_batch] = number
-                if not position:
-                    first[stage] = number
-                after = max(levels[last], levels[needed]) + 1
-                levels.append(after)
-                stages.append(stage)
-                spans.append((FORWARD if forward else kind) * end + place)
-                micro_batches.append(micro_batch)
-                before.append(last)
-                needs.append(needed)
-                inward.append(enters)
-                outward.append(leaves)
-                level.append(after)
-                last = number
+        where = [stage_of * vpp + chunk_of for stage_of, chunk_of in route]
+        crossed = [pp if hop == SAME else hop for hop in hops]
+        following[where[:-1]], previous[where[1:]] = where[1:], where[:-1]
+        hop_out[where[:-1]] = hop_in[where[1:]] = crossed
+    number = np.arange(1, count + 1)
+    ahead = (kind == FORWARD) | (kind == JOINED_FORWARD)
+    back = ~ahead & (kind != WEIGHT_GRADIENT)
+    # Who gives each result; nobody is count + 1, which is never done, and nothing needed is 0.
+    made = np.full((2, nowhere + 1, int(micro_batch.max(initial=0)) + 1), count + 1)
+    made[:, nowhere] = 0
+    made[0, place[ahead], micro_batch[ahead]] = (number + (kind == JOINED_FORWARD))[ahead]
+    made[1, place[back], micro_batch[back]] = number[back]
+    needs = np.where(ahead, made[0, previous[place], micro_batch], 0)
+    needs = np.where(back, made[1, following[place], micro_batch], needs)
+    inward = np.where(ahead, hop_in[place], np.where(back, hop_out[place], pp))
+    outward = np.where(ahead, hop_out[place], np.where(back, hop_in[place], pp))
+    before = number - 1
+    firsts = np.concatenate([[0], stops[:-1]])
+    before[firsts[firsts < count]] = 0
+    order = _in_turn(needs.tolist(), [0, *stops.tolist()])
+    at = np.array(order, dtype=np.int64) - 1
+    rank = np.zeros(count + 1, dtype=np.int64)
+    rank[at + 1] = number
+    return Graph(
+        pp=pp,
+        vpp=vpp,
+        stage=stage[at].tolist(),
+        span=(np.where(ahead, FORWARD, kind) * nowhere + place)[at].tolist(),
+        micro_batch=micro_batch[at].tolist(),
+        before=rank[before[at]].tolist(),
+        needs=rank[needs[at]].tolist(),
+        inward=inward[at].tolist(),
+        outward=outward[at].tolist(),
+        first=rank[firsts + 1].tolist(),
+        last=rank[stops].tolist(),
+    )
+
+
+def _in_turn(needs: list[int], starts: list[int]) -> list[int]:
+    """Numbers of the operations in an order in which each follows its stage's one before and the one it needs.
+
+    Stage p has operations ``starts[p]`` + 1 to ``starts[p + 1]``; each stage runs until it waits.
+    """
+    order: list[int] = []
+    done = bytearray(len(needs) + 2)
+    done[0] = 1
+    at = starts[:-1]
+    while len(order) < len(needs):
+        before = len(order)
+        for stage, position in enumerate(at):
+            first, stop = position, starts[stage + 1]
+            while position < stop and done[needs[position]]:
                 position += 1
-            left -= position - at[stage]
-            at[stage], latest[stage] = position, last
-        if left == stuck:
+                done[position] = 1
+            order += range(first + 1, position + 1)
+            at[stage] = position
+        if len(order) == before:
             raise ValueError("the program orders wait for each other")
-    return Graph(pp, vpp, stages, spans, micro_batches, before, needs, inward, outward, level, first, latest)
+    return order
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def graph(schedule: Schedule, pp: int, vpp: int, m: int) -> Graph:
     """The compiled orders of a schedule."""
-    return compile_orders(schedule.orders(pp, vpp, m), schedule.placement(pp, vpp))
+    return compile_orders(schedule.arrays(pp, vpp, m), schedule.placement(pp, vpp))
 
 
 def seconds_by_kind(forward_s: FloatArray, backward_s: FloatArray, weight_s: FloatArray | None) -> FloatArray:

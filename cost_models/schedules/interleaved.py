@@ -6,13 +6,14 @@ Micro-batches go in groups of P through each chunk in turn. Point-to-point trans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import BACKWARD, FORWARD, Operation, Orders, boundary_sends
+from .base import BACKWARD, FORWARD, Orders, boundary_sends
 from .listed import ListedSchedule
 
 
@@ -35,11 +36,14 @@ class Interleaved(ListedSchedule):
         return None
 
     def orders(self, pp: int, vpp: int, m: int) -> Orders:
-        return _orders(pp, vpp, m)
+        return tuple(tuple((kind, chunk, k) for kind, chunk, k in rows.tolist()) for rows in _arrays(pp, vpp, m))
+
+    def arrays(self, pp: int, vpp: int, m: int) -> Sequence[IntArray]:
+        return _arrays(pp, vpp, m)
 
     def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
         """The peak total is first reached by the forward after the warm-up; the mix is counted in the forward order."""
-        chunks = np.array([chunk for chunk, _ in _forward_order(pp, vpp, m)])
+        chunks = _forward_order(pp, vpp, m)[:, 0]
         counts = [np.bincount(chunks[: _warm_up(pp, vpp, m, stage) + 1], minlength=vpp) for stage in range(pp)]
         return np.stack(counts).astype(np.int64)
 
@@ -64,23 +68,23 @@ def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:
     return min(m * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp)
 
 
-def _forward_order(pp: int, vpp: int, m: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) of every forward: groups of P micro-batches, each through all chunks."""
-    return [(chunk, k) for start in range(0, m, pp) for chunk in range(vpp) for k in range(start, min(start + pp, m))]
+def _forward_order(pp: int, vpp: int, m: int) -> IntArray:
+    """[M V, 2] (chunk, micro-batch) of every forward: groups of P micro-batches, each through all chunks."""
+    group, within = np.divmod(np.arange(m), pp)
+    chunk = np.repeat(np.arange(vpp), m)
+    order = np.lexsort((np.tile(within, vpp), chunk, np.tile(group, vpp)))
+    return np.stack([chunk, np.tile(np.arange(m), vpp)], axis=1)[order]
 
 
-@lru_cache(maxsize=64)
-def _orders(pp: int, vpp: int, m: int) -> Orders:
+@lru_cache(maxsize=16)
+def _arrays(pp: int, vpp: int, m: int) -> tuple[IntArray, ...]:
     sequence = _forward_order(pp, vpp, m)
-    forwards: list[Operation] = [(FORWARD, chunk, k) for chunk, k in sequence]
-    backwards: list[Operation] = [(BACKWARD, vpp - 1 - chunk, k) for chunk, k in sequence]
-    total = len(forwards)
+    total = len(sequence)
+    forwards = np.insert(sequence, 0, FORWARD, axis=1)
+    backwards = np.stack([np.full(total, BACKWARD), vpp - 1 - sequence[:, 0], sequence[:, 1]], axis=1)
     out = []
     for stage in range(pp):
         warm_up = _warm_up(pp, vpp, m, stage)
-        order = forwards[:warm_up]
-        for i in range(total - warm_up):
-            order += [forwards[warm_up + i], backwards[i]]
-        order += backwards[total - warm_up :]
-        out.append(tuple(order))
+        pairs = np.stack([forwards[warm_up:], backwards[: total - warm_up]], axis=1).reshape(-1, 3)
+        out.append(np.concatenate([forwards[:warm_up], pairs, backwards[total - warm_up :]]))
     return tuple(out)

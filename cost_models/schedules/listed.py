@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -56,6 +57,9 @@ class ListedSchedule:
 
     def orders(self, pp: int, vpp: int, m: int) -> Orders:
         raise NotImplementedError
+
+    def arrays(self, pp: int, vpp: int, m: int) -> Sequence[IntArray]:
+        return [np.array(order, dtype=np.int64).reshape(-1, 3) for order in self.orders(pp, vpp, m)]
 
     def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
         out = []
@@ -137,7 +141,7 @@ def states_at_peak(schedule: Schedule, pp: int, vpp: int, m: int) -> tuple[IntAr
     """For every stage [K, 2 V] counts of live activations and of stashed weight-gradient inputs at possible peaks."""
     # More micro-batches than fill the pipeline change no mix of live activations, only the length of the order.
     few = m if schedule.holds_all else min(m, 4 * pp)
-    return tuple(memory_states(schedule.orders(pp, vpp, few), vpp))
+    return tuple(memory_states(schedule.arrays(pp, vpp, few), vpp))
 
 
 def activation_peak_bytes(

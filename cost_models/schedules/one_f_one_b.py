@@ -88,7 +88,7 @@ class OneFOneB(ListedSchedule):
         return stretched(timeline, few, m, float((timeline.busy_s + timeline.send_s).max()) / few)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _orders(pp: int, m: int) -> Orders:
     out = []
     for stage in range(pp):

@@ -36,7 +36,7 @@ class ZeroBubbleAuto(ListedSchedule):
         return auto_orders(pp, m, 2 * pp - 1 if self.limit is None else self.limit)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def auto_orders(pp: int, m: int, limit: int) -> Orders:
     """Program order of every stage; of equally quick ones the first, which holds least. ValueError below 1."""
     if limit < 1:

@@ -21,7 +21,7 @@ class ZeroBubbleH1(ListedSchedule):
         return h1_orders(pp, m)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def h1_orders(pp: int, m: int) -> Orders:
     """Program order of every stage."""
     out = []
