@@ -135,7 +135,10 @@ def slowest_path(case: Case) -> float:
 
 
 def scheduled(laid: Plan, name: ScheduleName) -> Plan:
-    """``laid`` (looped chunks) under another schedule, its chunks moved to where that schedule has their places."""
+    """``laid`` (looped chunks) under another schedule, its chunks moved to where that schedule has them and sends
+    between virtual stages beside compute."""
+    options = laid.options.model_copy(update={"overlap_p2p": laid.vpp > 1})
+    laid = laid.model_copy(update={"options": options})
     if name not in TWO_CHUNKS:
         return laid.model_copy(update={"schedule": name})
     chunk_at = {chunk.order: chunk for stage in laid.stages for chunk in stage.chunks}
