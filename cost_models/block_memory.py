@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.specs.batch import FloatArray
+from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.target import RecomputeMode
 from meshwright.specs.workload import BYTES
 
 from . import memory
 from .activations import kept_bytes, layer_activations
 from .blocks import BlockKind
-from .local import Local, activation_element_bytes
+from .local import Local, activation_element_bytes, linear_input_bytes
 
 #: Live bytes a logit: 16-bit logits and gradient in place; unfused 16 bit, fp32 copy, fp32 gradient.
 FUSED_LOGIT_BYTES, UNFUSED_LOGIT_BYTES = 4.0, 10.0
@@ -124,3 +125,29 @@ def activation_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...
         kept = kept + 8 * hidden * at.own_tokens
         transient = np.maximum(transient, logit_bytes(at) + hidden * at.tokens)
     return kept, transient
+
+
+def weight_stash_bytes(kind: BlockKind, at: Local) -> FloatArray:
+    """What a micro-batch keeps for the weight gradients of a block once its input gradient is done: the input and the
+    output gradient of every GEMM whose weights, or adapters, are trained.
+
+    Counted per GEMM; for a dense layer in bf16 that is all but the softmax statistics of what it kept before
+    (arXiv 2401.10241, table 1: 32 of 34 bytes). Sequence parallelism keeps a rank's own share of what is gathered.
+    """
+    out = np.zeros_like(at.tp)
+    wide, low = activation_element_bytes(at.workload.precision), linear_input_bytes(at.workload.precision)
+    ffn = kind.layer.feed_forward if kind.layer else None
+    pairs = at.expert_tokens(ffn.top_k) if isinstance(ffn, MoEFFN) else out
+    weights = kind.weights + (at.model.head_weights() if kind.role == "mtp" else ())
+    for linear in at.linears(weights):
+        lora = at.workload.lora if kind.adapted else None
+        if not kind.trained and (lora is None or not at.adapter(linear, lora)):
+            continue
+        if linear.expert:
+            rows_in = rows_out = pairs
+        else:
+            rows_in = at.tokens if linear.split == "row" else at.own_tokens
+            rows_out = at.tokens if linear.split == "column" else at.own_tokens
+        size = low if linear.low_precision else wide
+        out = out + size * (rows_in * linear.inputs + rows_out * linear.outputs)
+    return out

@@ -14,7 +14,14 @@ from meshwright.specs.target import RecomputeMode, Target
 from meshwright.specs.workload import BYTES, Workload
 
 from . import memory
-from .block_memory import activation_bytes, gathered_bytes, logit_bytes, static_bytes, trained_params
+from .block_memory import (
+    activation_bytes,
+    gathered_bytes,
+    logit_bytes,
+    static_bytes,
+    trained_params,
+    weight_stash_bytes,
+)
 from .block_time import add_sharded_comm, block_pieces, block_seconds
 from .blocks import BlockKind, block_kinds, block_table
 from .collectives import link_constants, p2p_s, sending_bandwidth
@@ -81,12 +88,14 @@ class CostModel:
         count, pools, kinds = len(keys), len(self.pools), len(self.kinds)
         forward, backward = (np.zeros((count, pools, kinds, len(TERMS))) for _ in range(2))
         static = np.zeros((count, kinds, len(STATIC)))
-        kept, transient, dense, expert = (np.zeros((count, kinds)) for _ in range(4))
+        weight_gradient = np.zeros((count, pools, kinds))
+        kept, transient, stash, dense, expert = (np.zeros((count, kinds)) for _ in range(5))
         transposed = any((on.gpu.compute_capability or 0.0) < EITHER_LAYOUT for on in self.devices)
         for b, kind in enumerate(self.kinds):
             dense[:, b], expert[:, b] = trained_params(kind, at)
             static[:, b] = static_bytes(kind, at, self.shardings, transposed)
             kept[:, b], transient[:, b] = activation_bytes(kind, at, self.recompute_modes)
+            stash[:, b] = weight_stash_bytes(kind, at)
             transient[:, b] += memory.WORKSPACE_BYTES + gathered_bytes(kind, at, self.shardings)
             for g, pool in enumerate(self.pools):
                 if not self.devices[g].supported:
@@ -99,6 +108,7 @@ class CostModel:
                 one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, host, self.graphs)
                 add_sharded_comm(kind, at, pool.levels, self.shardings, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
+                weight_gradient[:, g, b] = pieces.weight_gradient
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
         limits = np.array([self.cluster.gpu_of(pool).usable_memory_bytes for pool in self.pools], dtype=float)
         return CellCosts(
@@ -112,6 +122,8 @@ class CostModel:
             expert_params=expert,
             fixed_bytes=np.repeat(fixed[:, None], pools, axis=1),
             limit_bytes=limits,
+            weight_gradient_s=weight_gradient,
+            weight_stash_bytes=stash,
         )
 
     def logit_bytes_of(self, cells: CellCosts) -> FloatArray:

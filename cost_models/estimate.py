@@ -22,6 +22,7 @@ from .learned import interval_of
 from .mixed_stage import joint_tail
 from .multipliers import Multipliers
 from .overlap import overlap_of
+from .plan_schedule import check_schedule, ends_meet, with_copies
 from .protocol import STATIC, TERMS, CellCosts
 from .step import StepTime, step_time
 
@@ -32,7 +33,8 @@ class StageSums:
 
     ``forward_terms_s``, ``backward_terms_s`` [P, V, TERMS]; ``static`` [P, 3]; ``activations`` [P, V] for one
     micro-batch; ``transient``, ``logits`` [P]; ``dense``, ``expert`` trained parameters [P]; ``pools`` [P] of the
-    slowest group; ``first_ranks`` [P] inside its pool.
+    slowest group; ``first_ranks`` [P] inside its pool. ``weight_s`` [P, V] is the part of the backward that weight
+    gradients take, ``stash`` [P, V] the bytes they wait for. V counts the chunks that a rank holds.
     """
 
     cells: CellCosts
@@ -49,6 +51,8 @@ class StageSums:
     first_ranks: IntArray
     limit_bytes: FloatArray
     fixed_bytes: FloatArray
+    weight_s: FloatArray
+    stash: FloatArray
 
 
 def estimate(
@@ -62,12 +66,18 @@ def estimate(
 ) -> Estimate:
     """What ``plan`` costs. ``memory_headroom`` is the share of usable memory left free for ``fits``.
 
-    Raises :class:`SpecError` where the plan names a pool or a block that the cluster or model has not, or loses or
-    repeats a block.
+    Raises :class:`SpecError` where the plan names a pool or a block that the cluster or model has not, loses or
+    repeats a block, or asks of its schedule what that does not run.
     """
     costs, sums = stage_sums(model, cluster, workload, target, plan, multipliers)
     step = plan_step(costs, plan, sums)
-    stages = [_stage(plan, sums, p, step) for p in range(plan.pp)]
+    alive = schedules.activation_peak_bytes(
+        schedules.get(plan.schedule), sums.activations, sums.stash, plan.num_microbatches
+    )
+    if plan.options.ep_comm_overlap:
+        # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more).
+        alive = alive + sums.activations.max(axis=1)
+    stages = [_stage(sums, p, step, float(alive[p])) for p in range(plan.pp)]
     low, high, level = interval_of(costs.traits[int(sums.pools[step.critical_stage])])
     used = plan.num_ranks
     peak = sum(_peaks(costs, plan))
@@ -99,6 +109,7 @@ def stage_sums(
     multipliers: tuple[Multipliers, ...] | None = None,
 ) -> tuple[CostModel, StageSums]:
     """The cost model that prices ``plan`` and the sums of its stages."""
+    check_schedule(plan)
     modes, shardings = _lists(target, plan)
     costs = CostModel(
         model,
@@ -115,16 +126,17 @@ def stage_sums(
     instances = {instance: i for i, instance in enumerate(costs.blocks.instances)}
     _check_blocks(instances, plan)
     pool_index = {pool.name: g for g, pool in enumerate(cluster.pools)}
-    vpp = max(len(stage.chunks) for stage in plan.stages)
+    stages = with_copies(plan)
+    vpp = max(len(stage.chunks) for stage in stages)
     shape = (plan.pp, vpp)
     forward, backward = np.zeros((*shape, len(TERMS))), np.zeros((*shape, len(TERMS)))
-    activations = np.zeros(shape)
+    activations, weight, stash = (np.zeros(shape) for _ in range(3))
     static = np.zeros((plan.pp, len(STATIC)))
     transient, logits, dense, expert, limit, fixed = (np.zeros(plan.pp) for _ in range(6))
     pools, first_ranks = np.zeros(plan.pp, dtype=np.int64), np.zeros(plan.pp, dtype=np.int64)
     starts = _pool_starts(plan)
     logits_of = costs.logit_bytes_of(cells)
-    for p, stage in enumerate(plan.stages):
+    for p, stage in enumerate(stages):
         kinds = _kinds_and_rows(costs, stage, instances, rows[p])
         groups = []
         for group in stage.groups:
@@ -139,7 +151,9 @@ def stage_sums(
             forward[p, chunk] += share * one
             backward[p, chunk] += share * two
             static[p] += cells.static_bytes_by[row, b]
+            weight[p, chunk] += share * cells.weight_gradient_s[row, g, b]
             activations[p, chunk] += cells.activation_bytes[row, b]
+            stash[p, chunk] += cells.weight_stash_bytes[row, b]
             dense[p] += cells.dense_params[row, b]
             expert[p] += cells.expert_params[row, b]
             if cells.transient_bytes[row, b] > transient[p]:
@@ -148,6 +162,9 @@ def stage_sums(
         pools[p], first_ranks[p] = g, starts[p]
         indices = [item[1] for item in groups]
         limit[p], fixed[p] = cells.limit_bytes[indices].min(), cells.fixed_bytes[rows[p][0], indices].max()
+    if schedules.get(plan.schedule).gathers_once:
+        for terms in (forward, backward):
+            terms[..., TERMS.index("dp_comm")] /= plan.num_microbatches
     return costs, StageSums(
         cells,
         np.array([r[0] for r in rows]),
@@ -163,6 +180,8 @@ def stage_sums(
         first_ranks,
         limit,
         fixed,
+        weight,
+        stash,
     )
 
 
@@ -171,14 +190,14 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
     backward = sums.backward_terms_s.sum(axis=-1)
     tail = costs.tail(sums.cells, sums.rows, sums.pools, sums.dense, sums.expert, backward.sum(axis=1))
     tail = joint_tail(costs, plan, sums.cells, sums.rows, sums.dense, sums.expert, backward.sum(axis=1), tail)
-    ends = int(sums.pools[0]), int(sums.pools[-1])
-    tail = replace(
-        tail,
-        grad_reduce_s=tail.grad_reduce_s + costs.shared_embedding_s(sums.cells, sums.rows[:1], *ends, plan.pp),
-    )
+    if not ends_meet(plan):
+        ends = int(sums.pools[0]), int(sums.pools[-1])
+        shared = costs.shared_embedding_s(sums.cells, sums.rows[:1], *ends, plan.pp)
+        tail = replace(tail, grad_reduce_s=tail.grad_reduce_s + shared)
     send = costs.boundary_s(sums.cells, sums.rows[:-1], sums.pools[:-1], sums.pools[1:], sums.first_ranks[:-1])
     forward, beside = sums.forward_terms_s.sum(axis=-1), plan.vpp == 1 or costs.overlap.sends
-    return step_time(plan.schedule, forward, backward, send, plan.num_microbatches, tail, keep_events, beside)
+    m = plan.num_microbatches
+    return step_time(plan.schedule, forward, backward, send, m, tail, keep_events, beside, sums.weight_s)
 
 
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
@@ -237,13 +256,14 @@ def _cells(
     """Cells of all stages, and for each stage the rows (its own recompute mode, no recompute)."""
     columns: list[tuple[int, ...]] = []
     rows: list[tuple[int, int]] = []
+    one_stage = int(ends_meet(plan))
     for stage in plan.stages:
         degrees = stage.degrees
         pair = []
         for mode in (stage.recompute, RecomputeMode()):
             key = (
                 degrees.tp, degrees.cp, degrees.ep, degrees.etp, degrees.tp * degrees.cp * degrees.dp,
-                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(stage)), int(plan.pp == 1),
+                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(stage)), one_stage,
             )  # fmt: skip
             if key not in columns:
                 columns.append(key)
@@ -302,17 +322,8 @@ def _pool_starts(plan: Plan) -> list[int]:
     return out
 
 
-def _stage(plan: Plan, sums: StageSums, p: int, step: StepTime) -> StageEstimate:
-    """Memory and busy time of one stage; the activations are those of its worst mix of live chunks."""
-    schedule = schedules.get(plan.schedule)
-    vpp = sums.activations.shape[1]
-    # More micro-batches than fill the pipeline change no mix of live activations, only the length of the order.
-    m = min(plan.num_microbatches, 4 * plan.pp)
-    states = schedules.in_flight_states(schedule.orders(plan.pp, vpp, m), vpp)[p]
-    alive = float((states @ sums.activations[p]).max())
-    if plan.options.ep_comm_overlap:
-        # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more).
-        alive += float(sums.activations[p].max())
+def _stage(sums: StageSums, p: int, step: StepTime, alive: float) -> StageEstimate:
+    """Memory and busy time of one stage, whose activations take ``alive`` bytes at their peak."""
     parts = dict(zip(STATIC, sums.static[p], strict=True))
     parts |= {
         "activations": alive,
@@ -336,7 +347,8 @@ def _stage(plan: Plan, sums: StageSums, p: int, step: StepTime) -> StageEstimate
 def _breakdown(plan: Plan, sums: StageSums, step: StepTime) -> dict[str, float]:
     """Seconds by term along the critical stage; ``bubble`` is the rest."""
     p = step.critical_stage
-    terms = plan.num_microbatches * (sums.forward_terms_s[p] + sums.backward_terms_s[p]).sum(axis=0)
+    runs = plan.num_microbatches / schedules.get(plan.schedule).copies
+    terms = runs * (sums.forward_terms_s[p] + sums.backward_terms_s[p]).sum(axis=0)
     out = {name: float(value) for name, value in zip(TERMS, terms, strict=True)}
     out["pp_comm"] = float(step.timeline.send_s[p])
     out["grad_reduce"] = step.grad_reduce_s
@@ -365,6 +377,8 @@ def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:
         out.append(f"sequences of {workload.seq_length} tokens are longer than the model's stated maximum of {longest}")
     if costs.model.vision:
         out.append("one image a sequence passes the vision tower")
+    if schedules.get(plan.schedule).copies > 1:
+        out.append("gradients are reduced within each copy of the model; adding up the copies is not priced")
     if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):
         out.append("hybrid sharding is priced as full sharding over the whole data-parallel group")
     out += [

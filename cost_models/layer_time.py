@@ -45,18 +45,21 @@ COMPUTE = ("gemm", "attention", "memory_bound")
 
 @dataclass
 class Pieces:
-    """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds."""
+    """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds; ``weight_gradient``
+    is the part of ``backward`` that weight gradients take."""
 
     count: int
     by: Multipliers = NEUTRAL
     forward: FloatArray = field(init=False)
     backward: FloatArray = field(init=False)
+    weight_gradient: FloatArray = field(init=False)
     modules: dict[str, FloatArray] = field(default_factory=dict)
     calls: dict[tuple[str, str], FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward = np.zeros((self.count, len(TERMS)))
         self.backward = np.zeros((self.count, len(TERMS)))
+        self.weight_gradient = np.zeros(self.count)
 
     def add(
         self,
@@ -67,16 +70,18 @@ class Pieces:
         calls: FloatArray | float = 0.0,
         graph: str = "",
         corrected: str = "",
+        weight: FloatArray | float = 0.0,
     ) -> None:
         """Book an operator of ``module`` under ``term`` with its host ``calls``.
 
         ``graph`` is the CUDA graph scope that captures it (default: the module), ``corrected`` the correction that
-        applies (default: the term's).
+        applies (default: the term's), ``weight`` the part of ``backward`` that is a weight gradient.
         """
         factor = getattr(self.by, corrected or term)
         forward, backward = factor * forward, factor * backward
         self.forward[:, TERMS.index(term)] += forward
         self.backward[:, TERMS.index(term)] += backward
+        self.weight_gradient += factor * weight
         self.modules[module] = self.modules.get(module, np.zeros(self.count)) + forward
         key = module, graph or module
         self.calls[key] = self.calls.get(key, np.zeros(self.count)) + calls
@@ -97,6 +102,7 @@ class Pieces:
         """The pieces of ``rows``, repeats allowed."""
         out = Pieces(len(rows), self.by)
         out.forward, out.backward = self.forward[rows], self.backward[rows]
+        out.weight_gradient = self.weight_gradient[rows]
         out.modules = {module: seconds[rows] for module, seconds in self.modules.items()}
         out.calls = {key: calls[rows] for key, calls in self.calls.items()}
         return out
@@ -168,12 +174,12 @@ class LayerTimer:
             return matmul_s(self.on, m, n, k, linear.groups, linear.low_precision, linear.expert, role)
 
         forward, backward = product(tokens, size_out, size_in), product(tokens, size_in, size_out)
-        if trained:
-            backward = backward + product(size_out, size_in, tokens, "weight_gradient")
+        weight: FloatArray | float = product(size_out, size_in, tokens, "weight_gradient") if trained else 0.0
         calls: FloatArray | float = CALLS["experts" if linear.expert else "linear"]
         if linear.expert and self.low:
             calls = calls + CALLS["quantised_expert"] * linear.groups
-        out.add("gemm", module, forward, backward, calls, corrected=corrected or ("experts" if linear.expert else ""))
+        corrected = corrected or ("experts" if linear.expert else "")
+        out.add("gemm", module, forward, backward + weight, calls, corrected=corrected, weight=weight)
         if self.low and linear.low_precision:
             # Quantise the input forward and the gradient backward.
             rows, precision = tokens * linear.groups, self.on.precision
@@ -184,7 +190,7 @@ class LayerTimer:
             rank = np.full_like(tokens, lora.rank)
             down = matmul_s(self.on, tokens * linear.groups, rank, size_in, low_precision=False)
             up = matmul_s(self.on, tokens * linear.groups, size_out, rank, low_precision=False)
-            out.add("gemm", module, down + up, 2 * (down + up), 2 * CALLS["linear"])
+            out.add("gemm", module, down + up, 2 * (down + up), 2 * CALLS["linear"], weight=down + up)
 
     def linears(self, out: Pieces, module: str, weights: tuple[Weight, ...], trained: bool) -> None:
         """The dense GEMMs of a part; replicated maps run on the rank's own tokens under sequence parallelism."""

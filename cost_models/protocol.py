@@ -42,6 +42,9 @@ class CellCosts:
     ``dense_params``, ``expert_params``: [C, B] trained parameters on a rank, reduced over the data-parallel and the
     expert-data-parallel group. ``fixed_bytes``: [C, G] context, communication buffers, workspace.
     ``limit_bytes``: [G] memory that a plan may use.
+    ``weight_gradient_s``: [C, G, B] the part of the backward seconds that weight gradients take, and
+    ``weight_stash_bytes``: [C, B] what a micro-batch keeps for them once its input gradient is done; schedules that
+    run them apart need both, others neither.
     """
 
     keys: CellKeys
@@ -54,6 +57,8 @@ class CellCosts:
     expert_params: FloatArray
     fixed_bytes: FloatArray
     limit_bytes: FloatArray
+    weight_gradient_s: FloatArray
+    weight_stash_bytes: FloatArray
 
     @property
     def forward_s(self) -> FloatArray:

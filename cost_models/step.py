@@ -13,6 +13,9 @@ from . import schedules
 from .protocol import Tail
 from .schedules import Timeline
 
+#: Interleaving whose sends hold their sender.
+HELD_BY_SENDS = schedules.Interleaved(blocking=True)
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -36,15 +39,18 @@ def step_time(
     tail: Tail,
     keep_events: bool = False,
     sends_overlap: bool = True,
+    weight_s: FloatArray | None = None,
 ) -> StepTime:
     """Event time of ``m`` micro-batches over stages [P, V], then the tail.
 
+    ``weight_s`` [P, V] is the part of ``backward_s`` that weight gradients take, for schedules that run them apart.
+
     The gradient norm waits for the stage that ends last, its reduction included; the slowest optimizer and the
-    slowest parameter gather follow. Sends between virtual stages hold their sender unless ``sends_overlap``.
+    slowest parameter gather follow. Sends of the interleaved schedule hold their sender unless ``sends_overlap``.
     """
     send = np.asarray(send_s, dtype=float)
-    runner = schedules.get(schedule) if sends_overlap else schedules.Interleaved(blocking=True)
-    timeline = runner.simulate(forward_s, backward_s, send, m, keep_events)
+    runner = schedules.get(schedule) if sends_overlap or schedule != "interleaved" else HELD_BY_SENDS
+    timeline = runner.simulate(forward_s, backward_s, send, m, keep_events, weight_s)
     done = timeline.finish_s + tail.grad_reduce_s
     last = int(done.argmax())
     optimizer, gather = float(tail.optimizer_s.max()), float(tail.param_gather_s.max())
@@ -59,19 +65,27 @@ def step_time(
 
 
 def step_bound_s(
-    schedule: str, forward_s: FloatArray, backward_s: FloatArray, send_s: npt.ArrayLike, m: int | IntArray, tail: Tail
+    schedule: str,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    send_s: npt.ArrayLike,
+    m: int | IntArray,
+    tail: Tail,
+    weight_s: FloatArray | None = None,
 ) -> FloatArray:
     """Lower bound [...] of :func:`step_time` for many candidates at once.
 
     Stage sums [..., P, V], sends [..., P - 1] or [..., P], tail [..., P], ``m`` a number or broadcast against
-    [..., P]. Stage 0 ends with the makespan, so its
-    reduction follows the schedule's bound; any stage i ends no sooner than the forwards before it and its own work.
+    [..., P]. Where stage 0 ends with the makespan, its reduction follows the schedule's bound, else that of some
+    stage; any stage i ends no sooner than the forwards before it, where it has one model's, and its own work.
     """
-    makespan = schedules.get(schedule).bound_s(forward_s, backward_s, np.asarray(send_s, dtype=float), m)
-    first = forward_s[..., 0]
-    own = m * (forward_s + backward_s).sum(axis=-1)
+    of = schedules.get(schedule)
+    makespan = of.bound_s(forward_s, backward_s, np.asarray(send_s, dtype=float), m, weight_s)
+    own = m * (forward_s + backward_s).sum(axis=-1) / of.copies
+    first = forward_s[..., 0] if of.copies == 1 else np.zeros_like(own)
     ends = np.cumsum(first, axis=-1) - first + own + tail.grad_reduce_s
-    begun = np.maximum(makespan + tail.grad_reduce_s[..., 0], ends.max(axis=-1))
+    reduction = tail.grad_reduce_s[..., 0] if of.ends_at_first else tail.grad_reduce_s.min(axis=-1)
+    begun = np.maximum(makespan + reduction, ends.max(axis=-1))
     out: FloatArray = begun + tail.optimizer_s.max(axis=-1) + tail.param_gather_s.max(axis=-1)
     return out
 

@@ -25,7 +25,7 @@ def live_mixes(pp: int, vpp: int, micro_batches: int) -> IntArray:
 def _live_mixes(pp: int, vpp: int, micro_batches: int) -> IntArray:
     if vpp == 1:
         return in_flight(pp, vpp, micro_batches)[:, None, :]
-    orders = schedules.get(schedule_name(vpp)).orders(pp, vpp, micro_batches)
+    orders = schedules.get(schedule_name(vpp)).arrays(pp, vpp, micro_batches)
     mixes = schedules.in_flight_states(orders, vpp)
     most = max(len(rows) for rows in mixes)
     return np.stack([np.pad(rows, ((0, most - len(rows)), (0, 0)), mode="edge") for rows in mixes])

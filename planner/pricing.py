@@ -360,6 +360,5 @@ class PricedBatch:
             finish = finish_times_s(sums.forward_s[:, :, 0], sums.backward_s[:, :, 0], sums.send_s[:, :-1], count)
         else:
             schedule = schedules.get(schedule_name(int(self.batch.vpp[candidate])))
-            rows = zip(sums.forward_s, sums.backward_s, sums.send_s[:, :-1], strict=True)
-            finish = np.stack([schedule.simulate(*row, count).finish_s for row in rows])
+            finish = schedules.finish_times_s(schedule, sums.forward_s, sums.backward_s, sums.send_s[:, :-1], count)
         return with_tail_s(finish, tail)

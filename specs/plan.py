@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_v
 
 from .base import Document
 from .fields import Count
+from .schedules import ScheduleName, runs_chunks
 from .target import RecomputeMode
 
-Schedule = Literal["1f1b", "interleaved"]
 GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 CpComm = Literal["p2p", "a2a", "allgather", "a2a+p2p"]
 ShardingLevel = Literal["none", "zero1", "zero2", "zero3", "fsdp"]
@@ -166,7 +166,7 @@ class Plan(Document):
     vpp: Count = 1
     micro_batch_size: Count | None
     num_microbatches: Count
-    schedule: Schedule
+    schedule: ScheduleName
     sharding: Sharding
     recompute: RecomputeMode
     stages: tuple[Stage, ...] = Field(min_length=1)
@@ -184,7 +184,7 @@ class Plan(Document):
         chunks = {len(stage.chunks) for stage in self.stages}
         if chunks != {self.vpp}:
             raise ValueError(f"vpp is {self.vpp}, but stages have {sorted(chunks)} chunks")
-        if (self.schedule == "1f1b") != (self.vpp == 1):
+        if not runs_chunks(self.schedule, self.vpp):
             raise ValueError(f"schedule {self.schedule} does not run {self.vpp} chunks a stage")
         return self
 

@@ -195,7 +195,7 @@ def test_refusals_say_what_would_do(name: str, pp: int, vpp: int, m: int, word: 
 
 def test_unknown_schedule_lists_the_known() -> None:
     with pytest.raises(KeyError, match="interleaved"):
-        schedules.get("gpipe")
+        schedules.get("pipedream")
 
 
 def test_events_fill_the_timeline_without_overlap() -> None:

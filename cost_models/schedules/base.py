@@ -1,4 +1,8 @@
-"""What every pipeline schedule offers, and the event replay that they share."""
+"""What every pipeline schedule offers: nouns and the protocol.
+
+An operation is a forward, a backward, or one of the two halves of a backward: the input gradient, which the stage
+before waits for, and the weight gradient, which nobody waits for (zero-bubble schedules, arXiv 2401.10241).
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,27 @@ import numpy.typing as npt
 
 from meshwright.specs.batch import FloatArray, IntArray
 
+from .placement import Placement
+
 #: Micro-batches that are replayed event by event; the rest of a longer step goes on at the steady pace.
 MAX_REPLAYED = 2048
 
-#: One operation of a stage in program order: (is backward, chunk of the stage, micro-batch).
-Operation = tuple[bool, int, int]
+#: Kinds of operations. A backward does both of its halves at once. A joined forward runs as one with the operation
+#: after it, so that its result leaves only when both are done.
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, JOINED_FORWARD = 0, 1, 2, 3, 4
+
+#: One operation of a stage in program order: (kind, chunk of the stage, micro-batch).
+Operation = tuple[int, int, int]
 #: Program order of every stage.
 Orders = tuple[tuple[Operation, ...], ...]
 
 
 @dataclass(frozen=True)
 class Event:
-    """One operation on the time axis, in seconds from the start of the step; ``send_s`` is part of the span."""
+    """One operation on the time axis, in seconds from the start of the step; ``send_s`` is part of the span.
+
+    ``backward`` is true of all but forwards; ``kind`` says which.
+    """
 
     stage: int
     chunk: int
@@ -31,6 +44,7 @@ class Event:
     start_s: float
     end_s: float
     send_s: float = 0.0
+    kind: int = FORWARD
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Timeline:
     """When every stage works in one step. Arrays of length P, seconds.
 
     ``busy_s`` is compute alone, ``send_s`` the time a stage is held by its own blocking sends, ``idle_s`` the rest up
-    to ``finish_s``, the end of the stage's last backward (sends included). ``makespan_s`` is the largest finish.
+    to ``finish_s``, the end of the stage's last operation (sends included). ``makespan_s`` is the largest finish.
     """
 
     start_s: FloatArray
@@ -51,16 +65,42 @@ class Timeline:
 
 
 class Schedule(Protocol):
-    """A pipeline schedule: legality, memory, closed form and events. Stage sums are shaped [..., P, V]."""
+    """A pipeline schedule: legality, memory, bound and events.
+
+    Stage sums are shaped [..., P, V], V the model chunks that a rank holds: ``vpp`` of the plan times ``copies``. Where
+    different groups share a stage's micro-batches, the sums are those of a mean micro-batch (seconds times the share).
+    """
 
     name: str
+    #: Whether a send occupies its sender until the data has arrived.
+    blocking: bool
+    #: Whether weight gradients run apart from input gradients. Frameworks do not combine that with recomputation.
+    splits_backward: bool
+    #: Copies of the model over the ranks: 2 where two directions run at once; the second chunk is the mirrored stage.
+    copies: int
+    #: Whether the first stage is always the last to end.
+    ends_at_first: bool
+    #: Whether sharded parameters are gathered once for all micro-batches of a chunk.
+    gathers_once: bool
+    #: Whether live activations grow with the micro-batches for as long as there are any.
+    holds_all: bool
+
+    def __hash__(self) -> int: ...
 
     def legal(self, pp: int, vpp: int, m: int) -> str | None:
         """Why the schedule cannot run at these degrees, or None if it can."""
         ...
 
+    def placement(self, pp: int, vpp: int) -> Placement:
+        """Which rank runs which place along the pipeline."""
+        ...
+
     def orders(self, pp: int, vpp: int, m: int) -> Orders:
         """Program order of every stage."""
+        ...
+
+    def arrays(self, pp: int, vpp: int, m: int) -> Sequence[IntArray]:
+        """:meth:`orders` as one array [n, 3] for each stage."""
         ...
 
     def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
@@ -68,18 +108,33 @@ class Schedule(Protocol):
         ...
 
     def bound_s(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+        self,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+        send_s: FloatArray,
+        m: int | IntArray,
+        weight_s: FloatArray | None = None,
     ) -> FloatArray:
         """Provable lower bound [...] of the makespan; equal to it for equal stages without sends.
 
-        ``m`` may be an array that broadcasts against [..., P].
+        ``m`` may be an array that broadcasts against [..., P]. ``weight_s`` as for :meth:`simulate`.
         """
         ...
 
     def simulate(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int, keep_events: bool = False
+        self,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+        send_s: FloatArray,
+        m: int,
+        keep_events: bool = False,
+        weight_s: FloatArray | None = None,
     ) -> Timeline:
-        """Event by event, from [P, V] seconds of one micro-batch and the seconds of the sends between stages."""
+        """Event by event, from [P, V] seconds of one micro-batch and the seconds of the sends between stages.
+
+        ``weight_s`` is the part of ``backward_s`` that weight gradients take (none if not given); only schedules that
+        split the backward look at it.
+        """
         ...
 
 
@@ -99,15 +154,24 @@ def boundary_sends(send_s: npt.ArrayLike, pp: int) -> FloatArray:
     return np.concatenate([send, back], axis=-1)
 
 
-def alive(order: Sequence[Operation], vpp: int) -> IntArray:
-    """[steps, V] activations of each chunk that are alive after every operation of one stage."""
+def alive(order: Sequence[Operation] | IntArray, vpp: int) -> IntArray:
+    """[steps, V] activations of each chunk that are alive after every operation of one stage, until the backward or
+    the input gradient has used them."""
     change = np.zeros((len(order), vpp), dtype=np.int64)
-    for step, (backward, chunk, _) in enumerate(order):
-        change[step, chunk] = -1 if backward else 1
+    kind, chunk, _ = np.asarray(order, dtype=np.int64).reshape(-1, 3).T
+    change[np.arange(len(order)), chunk] = np.array([1, -1, -1, 0, 1])[kind]
     return np.cumsum(change, axis=0)
 
 
-def in_flight_states(orders: Orders, vpp: int) -> list[IntArray]:
+def stashed(order: Sequence[Operation] | IntArray, vpp: int) -> IntArray:
+    """[steps, V] micro-batches of each chunk whose input gradient is done and whose weight gradient is not."""
+    change = np.zeros((len(order), vpp), dtype=np.int64)
+    kind, chunk, _ = np.asarray(order, dtype=np.int64).reshape(-1, 3).T
+    change[np.arange(len(order)), chunk] = np.array([0, 0, 1, -1, 0])[kind]
+    return np.cumsum(change, axis=0)
+
+
+def in_flight_states(orders: Orders | Sequence[IntArray], vpp: int) -> list[IntArray]:
     """For every stage the distinct [K, V] mixes of live activations at which the total is largest.
 
     With virtual stages the total stays level while its mix over chunks changes: the memory peak is the largest
@@ -121,6 +185,20 @@ def in_flight_states(orders: Orders, vpp: int) -> list[IntArray]:
     return out
 
 
+def memory_states(orders: Sequence[IntArray], vpp: int) -> list[IntArray]:
+    """For every stage the distinct [K, 2 V] counts of live activations, then of stashed weight-gradient inputs, that
+    are not below another state in every count."""
+    out = []
+    for order in orders:
+        states = np.concatenate([alive(order, vpp), stashed(order, vpp)], axis=1)
+        kinds = np.append(order[1:, 0], WEIGHT_GRADIENT)
+        # A forward only adds, so a state before one is below the state after it.
+        states = np.unique(states[(kinds != FORWARD) & (kinds != JOINED_FORWARD)], axis=0)
+        below = (states[:, None] <= states[None]).all(axis=2)
+        out.append(states[below.sum(axis=1) == 1])  # each is below itself
+    return out
+
+
 def replayed_micro_batches(pp: int, m: int) -> int:
     """Micro-batches to replay out of ``m``: all, or as many whole groups of P as ``MAX_REPLAYED`` allows."""
     return m if m <= MAX_REPLAYED else max(MAX_REPLAYED // pp, 1) * pp
@@ -131,69 +209,3 @@ def stretched(timeline: Timeline, replayed: int, m: int, pace_s: float) -> Timel
     busy, send = timeline.busy_s * (m / replayed), timeline.send_s * (m / replayed)
     finish = timeline.finish_s + (m - replayed) * pace_s
     return Timeline(timeline.start_s, finish, busy, send, finish - busy - send, float(finish.max()), timeline.events)
-
-
-def replay(
-    orders: Orders,
-    forward_s: FloatArray,
-    backward_s: FloatArray,
-    send_s: FloatArray,
-    m: int,
-    *,
-    blocking: bool,
-    keep_events: bool = False,
-) -> Timeline:
-    """Run the program orders event by event.
-
-    ``forward_s``, ``backward_s`` [P, V]; ``send_s`` [P]. An operation starts when its stage is free and its input has
-    arrived. A blocking send holds the sending stage until the data has arrived; otherwise it only delays the receiver.
-    """
-    pp, vpp = forward_s.shape
-    last = pp * vpp - 1
-    seconds = (forward_s.T.ravel().tolist(), backward_s.T.ravel().tolist())  # by position q = chunk * P + stage
-    ahead = np.concatenate([np.tile(send_s, vpp)[:-1], [0.0]]).tolist()  # seconds from position q to q + 1
-    back = [0.0, *ahead[:-1]]  # seconds from position q to q - 1
-    hold = (ahead, back) if blocking else ([0.0] * (last + 1), [0.0] * (last + 1))
-    ready: tuple[list[list[float]], list[list[float]]] = (
-        [[-1.0] * m for _ in range(last + 1)],
-        [[-1.0] * m for _ in range(last + 1)],
-    )  # when an operation's result is at its consumer
-    ready_forward, ready_backward = ready
-    clock, begin = [0.0] * pp, [0.0] * pp
-    position = [0] * pp
-    events: list[Event] = []
-    left = sum(len(order) for order in orders)
-    while left:
-        before = left
-        for stage in range(pp):
-            order, at, now = orders[stage], position[stage], clock[stage]
-            end = len(order)
-            while at < end:
-                backward, chunk, micro_batch = order[at]
-                q = chunk * pp + stage
-                if not backward:
-                    arrived = ready_forward[q - 1][micro_batch] if q else 0.0
-                elif q < last:
-                    arrived = ready_backward[q + 1][micro_batch]
-                else:
-                    arrived = 0.0  # the loss follows its own forward in program order
-                if arrived < 0:
-                    break
-                start = arrived if arrived > now else now
-                if at == 0:
-                    begin[stage] = start
-                done = start + seconds[backward][q]
-                now = done + hold[backward][q]
-                # With a blocking send the stage is free exactly when the data has arrived.
-                ready[backward][q][micro_batch] = now if blocking else done + (back if backward else ahead)[q]
-                if keep_events:
-                    events.append(Event(stage, chunk, micro_batch, backward, start, now, hold[backward][q]))
-                at += 1
-            left -= at - position[stage]
-            position[stage], clock[stage] = at, now
-        if left == before:
-            raise ValueError("the program orders wait for each other")
-    finish, start_of = np.array(clock), np.array(begin)
-    busy = m * (forward_s + backward_s).sum(axis=1)
-    held = m * (np.array(hold[0]) + np.array(hold[1])).reshape(vpp, pp).sum(axis=0)
-    return Timeline(start_of, finish, busy, held, finish - busy - held, float(finish.max()), tuple(events))

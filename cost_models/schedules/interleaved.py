@@ -6,22 +6,22 @@ Micro-batches go in groups of P through each chunk in turn. Point-to-point trans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import Operation, Orders, Timeline, boundary_sends, replay, replayed_micro_batches, stretched
-
-#: Groups of P micro-batches over which the steady pace of a long step is read.
-PACE_GROUPS = 4
+from .base import BACKWARD, FORWARD, Orders, boundary_sends
+from .listed import ListedSchedule
 
 
-class Interleaved:
+class Interleaved(ListedSchedule):
     """Warm-up of ``2(P - p - 1) + (V - 1)P`` chunk forwards (at most all), then one forward, one backward in turn."""
 
     name = "interleaved"
+    ends_at_first = True
 
     def __init__(self, blocking: bool = False):
         self.blocking = blocking
@@ -36,16 +36,24 @@ class Interleaved:
         return None
 
     def orders(self, pp: int, vpp: int, m: int) -> Orders:
-        return _orders(pp, vpp, m)
+        return tuple(tuple((kind, chunk, k) for kind, chunk, k in rows.tolist()) for rows in _arrays(pp, vpp, m))
+
+    def arrays(self, pp: int, vpp: int, m: int) -> Sequence[IntArray]:
+        return _arrays(pp, vpp, m)
 
     def in_flight(self, pp: int, vpp: int, m: int) -> IntArray:
         """The peak total is first reached by the forward after the warm-up; the mix is counted in the forward order."""
-        chunks = np.array([chunk for chunk, _ in _forward_order(pp, vpp, m)])
+        chunks = _forward_order(pp, vpp, m)[:, 0]
         counts = [np.bincount(chunks[: _warm_up(pp, vpp, m, stage) + 1], minlength=vpp) for stage in range(pp)]
         return np.stack(counts).astype(np.int64)
 
     def bound_s(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+        self,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+        send_s: FloatArray,
+        m: int | IntArray,
+        weight_s: FloatArray | None = None,
     ) -> FloatArray:
         """Largest chain: the first chunk of the first micro-batch down to stage i, all work of i, the last one up."""
         pp = forward_s.shape[-2]
@@ -55,43 +63,28 @@ class Interleaved:
         out: FloatArray = (before + m * (forward_s + backward_s).sum(axis=-1)).max(axis=-1)
         return out
 
-    def simulate(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int, keep_events: bool = False
-    ) -> Timeline:
-        pp, vpp = forward_s.shape
-        sends = boundary_sends(send_s, pp)
-        few = replayed_micro_batches(pp, m)
-        timeline = replay(
-            _orders(pp, vpp, few), forward_s, backward_s, sends, few, blocking=self.blocking, keep_events=keep_events
-        )
-        if few == m:
-            return timeline
-        fewer = few - PACE_GROUPS * pp  # uneven chunks can make every stage wait, so the pace is read off the events
-        shorter = replay(_orders(pp, vpp, fewer), forward_s, backward_s, sends, fewer, blocking=self.blocking)
-        return stretched(timeline, few, m, (timeline.makespan_s - shorter.makespan_s) / (few - fewer))
-
 
 def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:
     return min(m * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp)
 
 
-def _forward_order(pp: int, vpp: int, m: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) of every forward: groups of P micro-batches, each through all chunks."""
-    return [(chunk, k) for start in range(0, m, pp) for chunk in range(vpp) for k in range(start, min(start + pp, m))]
+def _forward_order(pp: int, vpp: int, m: int) -> IntArray:
+    """[M V, 2] (chunk, micro-batch) of every forward: groups of P micro-batches, each through all chunks."""
+    group, within = np.divmod(np.arange(m), pp)
+    chunk = np.repeat(np.arange(vpp), m)
+    order = np.lexsort((np.tile(within, vpp), chunk, np.tile(group, vpp)))
+    return np.stack([chunk, np.tile(np.arange(m), vpp)], axis=1)[order]
 
 
-@lru_cache(maxsize=64)
-def _orders(pp: int, vpp: int, m: int) -> Orders:
+@lru_cache(maxsize=16)
+def _arrays(pp: int, vpp: int, m: int) -> tuple[IntArray, ...]:
     sequence = _forward_order(pp, vpp, m)
-    forwards: list[Operation] = [(False, chunk, k) for chunk, k in sequence]
-    backwards: list[Operation] = [(True, vpp - 1 - chunk, k) for chunk, k in sequence]
-    total = len(forwards)
+    total = len(sequence)
+    forwards = np.insert(sequence, 0, FORWARD, axis=1)
+    backwards = np.stack([np.full(total, BACKWARD), vpp - 1 - sequence[:, 0], sequence[:, 1]], axis=1)
     out = []
     for stage in range(pp):
         warm_up = _warm_up(pp, vpp, m, stage)
-        order = forwards[:warm_up]
-        for i in range(total - warm_up):
-            order += [forwards[warm_up + i], backwards[i]]
-        order += backwards[total - warm_up :]
-        out.append(tuple(order))
+        pairs = np.stack([forwards[warm_up:], backwards[: total - warm_up]], axis=1).reshape(-1, 3)
+        out.append(np.concatenate([forwards[:warm_up], pairs, backwards[total - warm_up :]]))
     return tuple(out)

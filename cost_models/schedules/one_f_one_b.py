@@ -12,18 +12,22 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import Operation, Orders, Timeline, boundary_sends, replay, replayed_micro_batches, stretched
+from .base import BACKWARD, FORWARD, Operation, Orders, Timeline, boundary_sends, replayed_micro_batches, stretched
+from .engine import graph, run, seconds_by_kind
+from .listed import ListedSchedule
 
 
-class OneFOneB:
+class OneFOneB(ListedSchedule):
     """Warm-up of ``min(M, P - p - 1)`` forwards, then one forward and one backward in turn, then the rest."""
 
     name = "1f1b"
+    blocking = True
+    ends_at_first = True
 
     def legal(self, pp: int, vpp: int, m: int) -> str | None:
         if vpp != 1:
             return f"1f1b has one chunk a stage, got {vpp} virtual stages; use interleaved"
-        return None if m >= 1 else "1f1b needs at least one micro-batch"
+        return super().legal(pp, vpp, m)
 
     def orders(self, pp: int, vpp: int, m: int) -> Orders:
         return _orders(pp, m)
@@ -32,7 +36,12 @@ class OneFOneB:
         return np.minimum(m, pp - np.arange(pp, dtype=np.int64))[:, None]
 
     def bound_s(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int | IntArray
+        self,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+        send_s: FloatArray,
+        m: int | IntArray,
+        weight_s: FloatArray | None = None,
     ) -> FloatArray:
         """Largest of two chains through every stage i, both of operations that must follow each other.
 
@@ -60,26 +69,33 @@ class OneFOneB:
         return out
 
     def simulate(
-        self, forward_s: FloatArray, backward_s: FloatArray, send_s: FloatArray, m: int, keep_events: bool = False
+        self,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+        send_s: FloatArray,
+        m: int,
+        keep_events: bool = False,
+        weight_s: FloatArray | None = None,
     ) -> Timeline:
         pp = forward_s.shape[0]
-        sends = boundary_sends(send_s, pp)
         few = replayed_micro_batches(pp, m)
-        timeline = replay(_orders(pp, few), forward_s, backward_s, sends, few, blocking=True, keep_events=keep_events)
+        seconds = seconds_by_kind(forward_s, backward_s, None)
+        sends = boundary_sends(send_s, pp)
+        timeline = run(graph(self, pp, 1, few), seconds, sends, blocking=True, keep_events=keep_events)
         if few == m:
             return timeline
         # Stages pass one micro-batch on after another: once the start has settled, the busiest sets the pace.
         return stretched(timeline, few, m, float((timeline.busy_s + timeline.send_s).max()) / few)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _orders(pp: int, m: int) -> Orders:
     out = []
     for stage in range(pp):
         warm_up = min(m, pp - 1 - stage)
-        order: list[Operation] = [(False, 0, k) for k in range(warm_up)]
+        order: list[Operation] = [(FORWARD, 0, k) for k in range(warm_up)]
         for k in range(m - warm_up):
-            order += [(False, 0, warm_up + k), (True, 0, k)]
-        order += [(True, 0, k) for k in range(m - warm_up, m)]
+            order += [(FORWARD, 0, warm_up + k), (BACKWARD, 0, k)]
+        order += [(BACKWARD, 0, k) for k in range(m - warm_up, m)]
         out.append(tuple(order))
     return tuple(out)

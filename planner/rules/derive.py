@@ -174,6 +174,8 @@ def facts_of_plan(
         micro_batch_size=first.micro_batch_size,
         num_microbatches=plan.num_microbatches,
         microbatch_group_size=options.vp_group_size or 0,
+        schedule=plan.schedule,
+        schedules=target.schedules,
         layout=layout,
         layout_fault=fault,
         overlap_p2p=options.overlap_p2p,

@@ -111,6 +111,9 @@ class Facts:
     hybrid_segments: int | None = None
     hybrid_has_bars: bool = False
     overlap_p2p: bool = True
+    schedule: str = "1f1b"
+    #: Schedules that the target runs.
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
     microbatch_group_size: Number = 0
     p2p_backend: str = ""
     defer_embedding_wgrad: bool = False

@@ -158,11 +158,20 @@ PIPELINE: tuple[Rule, ...] = (
         after=("megatron.W1", "megatron.B1", "megatron.P8", "megatron.P9"),
     ),
     Rule(
+        "megatron.P10",
+        lambda f: f.schedule in f.schedules,
+        "there is no schedule {f.schedule}, only {f.schedules}",
+        "SC:get_forward_backward_func",
+        "step",
+        lambda f: tuple(f"schedule={name}" for name in f.schedules),
+    ),
+    Rule(
         "megatron.P11",
         lambda f: not f.layout_fault,
         "{f.layout_fault}",
         "PL:283-321",
         "validate",
+        after=("megatron.P10",),
     ),
     Rule(
         "megatron.P12",
