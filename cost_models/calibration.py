@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -196,23 +197,27 @@ def _spread() -> dict[str, Any]:
     return out
 
 
-def calibrated(estimate: Estimate, calibration: Calibration, entry: Entry | None) -> Estimate:
-    """An estimate that was priced under ``entry`` (None: without an entry), saying so, with the interval that suits it.
+def calibrated(estimate: Estimate, calibration: Calibration, entries: Sequence[Entry | None]) -> Estimate:
+    """An estimate that was priced under the ``entries`` of its pools (None: a pool without one), saying so, with the
+    interval that suits it; with a pool that has no entry the interval stays.
 
     The interval is as wide as predictions of other runs from anchors of this level were wrong, no wider than the
     shipped one, no narrower than the anchors' own residuals, and lies evenly around the step time: what shifts the
     shipped one to one side, the calibration has removed.
     """
-    if entry is None:
-        note = f"calibration {calibration.id[7:19]} has no entry for this stack, GPU, precision and model: not applied"
-        return estimate.model_copy(update={"assumptions": (*estimate.assumptions, note)})
+    found = [entry for entry in entries if entry is not None]
+    notes = [calibration.describe(entry) for entry in found]
+    if len(found) < len(entries):
+        place = "this stack, GPU, precision and model" if len(entries) == 1 else "one of the pools"
+        notes.append(f"calibration {calibration.id[7:19]} has no entry for {place}: not applied there")
+        return estimate.model_copy(update={"assumptions": (*estimate.assumptions, *notes)})
     spread, (low, high) = _spread(), estimate.interval_s
-    width = min(spread["log_half_width"][entry.match.level], (math.log(high) - math.log(low)) / 2)
-    width = max(width, NORMAL_80 * entry.residual_spread)
+    width = min(max(spread["log_half_width"][e.match.level] for e in found), (math.log(high) - math.log(low)) / 2)
+    width = max(width, *(NORMAL_80 * entry.residual_spread for entry in found))
     step = estimate.step_time_s
     return estimate.model_copy(
         update={
-            "assumptions": (*estimate.assumptions, calibration.describe(entry)),
+            "assumptions": (*estimate.assumptions, *notes),
             "interval_s": (step * math.exp(-width), step * math.exp(width)),
             "interval_level": spread["level"],
         }

@@ -67,7 +67,8 @@ def estimate(
     """
     costs, sums = stage_sums(model, cluster, workload, target, plan, multipliers)
     step = plan_step(costs, plan, sums)
-    stages = [_stage(plan, sums, p, step) for p in range(plan.pp)]
+    live = _live(plan, sums.activations.shape[1])
+    stages = [_stage(plan, sums, p, step, live[p]) for p in range(plan.pp)]
     low, high, level = interval_of(costs.traits[int(sums.pools[step.critical_stage])])
     used = plan.num_ranks
     peak = sum(_peaks(costs, plan))
@@ -302,14 +303,16 @@ def _pool_starts(plan: Plan) -> list[int]:
     return out
 
 
-def _stage(plan: Plan, sums: StageSums, p: int, step: StepTime) -> StageEstimate:
-    """Memory and busy time of one stage; the activations are those of its worst mix of live chunks."""
-    schedule = schedules.get(plan.schedule)
-    vpp = sums.activations.shape[1]
+def _live(plan: Plan, vpp: int) -> list[IntArray]:
+    """For every stage the mixes [K, V] of live chunk activations at its peak."""
     # More micro-batches than fill the pipeline change no mix of live activations, only the length of the order.
     m = min(plan.num_microbatches, 4 * plan.pp)
-    states = schedules.in_flight_states(schedule.orders(plan.pp, vpp, m), vpp)[p]
-    alive = float((states @ sums.activations[p]).max())
+    return schedules.in_flight_states(schedules.get(plan.schedule).orders(plan.pp, vpp, m), vpp)
+
+
+def _stage(plan: Plan, sums: StageSums, p: int, step: StepTime, live: IntArray) -> StageEstimate:
+    """Memory and busy time of one stage; the activations are those of its worst mix of live chunks."""
+    alive = float((live @ sums.activations[p]).max())
     if plan.options.ep_comm_overlap:
         # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more).
         alive += float(sums.activations[p].max())

@@ -28,9 +28,10 @@ LEAST_RUNS, LEAST_SPAN, MOST_RUNS = 4, 0.15, 40
 #: where the runs cannot tell them apart. Both from benchmarks/calibration_transfer.py.
 RIDGE = 0.06
 #: Entries for other releases and other models are drawn towards 1 by n / (n + k), n the releases or models behind
-#: them. Both k make the weight 0.75 where it predicted best: for another release from one, for another model from two.
-#: One model's factor made other models worse, so their entry needs two (benchmarks/calibration_transfer.py).
-SHRINK_RELEASES, SHRINK_MODELS, LEAST_MODELS = 1 / 3, 2 / 3, 2
+#: them. With these k the weight is what predicted best: 0.75 for another release from one, 0.5 for another model from
+#: one, near 0.75 from several. The runs of one model and release are not drawn: their full factor predicted best
+#: (benchmarks/calibration_transfer.py).
+SHRINK_RELEASES, SHRINK_MODELS = 1 / 3, 1.0
 
 Progress = Callable[[str, int, int], None]
 Row = Mapping[str, str]
@@ -170,7 +171,7 @@ Draft = tuple[Match, dict[str, float], list[Anchor]]
 
 
 def _drafts(anchors: list[Anchor], models: Mapping[str, Any]) -> list[Draft]:
-    """(match, factors, anchors) of all entries: each model and release, each model, each stack of two or more models."""
+    """(match, factors, anchors) of all entries: each model and release, each model, each stack."""
     tree: dict[Cell, dict[str, dict[str, list[Anchor]]]] = {}
     for anchor in anchors:
         where = anchor.setting
@@ -192,10 +193,9 @@ def _drafts(anchors: list[Anchor], models: Mapping[str, Any]) -> list[Draft]:
             of_models.append(middle)
             weight = len(by_release) / (len(by_release) + SHRINK_RELEASES)
             out.append((Match.parse({**fields, "model": model}), _factors(middle, weight), everyone))
-        if len(by_model) >= LEAST_MODELS:
-            everyone = [a for releases in by_model.values() for members in releases.values() for a in members]
-            weight = len(by_model) / (len(by_model) + SHRINK_MODELS)
-            out.append((Match.parse(fields), _factors(_median(of_models), weight), everyone))
+        everyone = [anchor for releases in by_model.values() for members in releases.values() for anchor in members]
+        weight = len(by_model) / (len(by_model) + SHRINK_MODELS)
+        out.append((Match.parse(fields), _factors(_median(of_models), weight), everyone))
     return out
 
 

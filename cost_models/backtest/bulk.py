@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ def price_rows(
     models: Mapping[str, Any],
     calibration: Calibration | None = None,
     processes: int = 1,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Outcomes of ``rows`` in order. Nothing about a row raises: what cannot be priced is ``unsupported``.
 
     Closing the iterator early stops the processes.
@@ -59,7 +59,7 @@ def price_rows(
     return in_order(partial(price_row, models=models, calibration=calibration), rows, processes)
 
 
-def in_order(work: Callable[[T], R], items: Sequence[T], processes: int = 1) -> Iterator[R]:
+def in_order(work: Callable[[T], R], items: Sequence[T], processes: int = 1) -> Generator[R, None, None]:
     """``map`` over ``items`` by several processes, where there are enough items to make that worth while."""
     if processes <= 1 or len(items) < WORTH_PROCESSES:
         yield from map(work, items)
@@ -114,7 +114,7 @@ def _outcome(
     assert step is not None  # noqa: S101
     scale = step / found.step_time_s
     if calibration is not None:
-        found = calibrated(found, calibration, entry)
+        found = calibrated(found, calibration, [entry])
     notes = [*(priced.case.assumptions if priced.case else ()), *found.assumptions]
     low, high = found.interval_s
     return Outcome(

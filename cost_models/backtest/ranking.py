@@ -22,11 +22,13 @@ PLAN = ("micro_batch", "tp", "pp", "cp", "vp", "ep", "etp", "dp", "sharding", "s
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of ``pairs`` of runs of a source, ``right`` are predicted in the measured order; equal predictions are not."""
+    """Of ``pairs`` of runs of a source, ``right`` are predicted in the measured order and ``equal`` to take the same
+    time, which is not right."""
 
     source: str
     pairs: int
     right: int
+    equal: int
 
     @property
     def share(self) -> float:
@@ -51,13 +53,11 @@ def rankings(
         buckets.setdefault(key, []).append((row, measured, outcome.step_time_s))
     counts: dict[str, list[int]] = {}
     for key, members in buckets.items():
-        pairs, right = _count(members, float(key[1]))
-        if pairs:
-            total = counts.setdefault(key[0], [0, 0])
-            total[0] += pairs
-            total[1] += right
-    found = [Ranking(source, pairs, right) for source, (pairs, right) in counts.items()]
-    return tuple(sorted(found, key=lambda item: (-item.pairs, item.source)))
+        found = _count(members, float(key[1]))
+        if found[0]:
+            counts[key[0]] = [a + b for a, b in zip(counts.get(key[0], [0, 0, 0]), found, strict=True)]
+    ranked = [Ranking(source, *count) for source, count in counts.items()]
+    return tuple(sorted(ranked, key=lambda item: (-item.pairs, item.source)))
 
 
 def source_of(row: Mapping[str, str]) -> str:
@@ -76,13 +76,13 @@ def _group_of(row: Mapping[str, str]) -> tuple[str, ...]:
     return _cell(row, "model"), _cell(row, "model_overrides"), gpu
 
 
-def _count(members: list[tuple[Mapping[str, str], float, float]], near: float) -> tuple[int, int]:
-    """(pairs, of them in the right order) of one bucket, row by row so that large buckets need little memory."""
+def _count(members: list[tuple[Mapping[str, str], float, float]], near: float) -> tuple[int, int, int]:
+    """(pairs, of them in the right order, of them predicted equal) of one bucket; row by row, to need little memory."""
     measured = np.array([item[1] for item in members])
     predicted = np.array([item[2] for item in members])
     names = {plan: i for i, plan in enumerate(dict.fromkeys(_plan(item[0]) for item in members))}
     plan = np.array([names[_plan(item[0])] for item in members])
-    pairs = right = 0
+    pairs = right = equal = 0
     for i in range(len(members) - 1):
         rest = slice(i + 1, None)
         apart = np.maximum(measured[rest], measured[i]) / np.minimum(measured[rest], measured[i]) - 1.0
@@ -90,7 +90,8 @@ def _count(members: list[tuple[Mapping[str, str], float, float]], near: float) -
         agree = np.sign(measured[rest] - measured[i]) == np.sign(predicted[rest] - predicted[i])
         pairs += int(told.sum())
         right += int((told & agree).sum())
-    return pairs, right
+        equal += int((told & (predicted[rest] == predicted[i])).sum())
+    return pairs, right, equal
 
 
 def _plan(row: Mapping[str, str]) -> tuple[str, ...]:
