@@ -121,6 +121,8 @@ def _priced(rows: Any, models: Any, out: str, calibration: Any, processes: int) 
     except KeyboardInterrupt:
         message(f"{len(done):,} of {len(rows):,} runs are in {out}")
         raise
+    except SpecError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError(Fault("/out", f"cannot write {out}: {reason}")) from None

@@ -6,10 +6,13 @@ import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
+
+from meshwright.specs.errors import Fault, SpecError
 
 from ..calibration import Calibration, Entry, Setting, base_of, calibrated, corrected
 from ..multipliers import Multipliers
@@ -73,6 +76,8 @@ def in_order(work: Callable[[T], R], items: Sequence[T], processes: int = 1) -> 
         waiting.reverse()
         while waiting:
             yield from waiting.pop().result()
+    except BrokenProcessPool:
+        raise SpecError(Fault("/jobs", "a process was ended from outside, perhaps for its memory; use fewer")) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

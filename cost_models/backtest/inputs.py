@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ BLANK = frozenset({"", "0", "-", "?", "n/a", "na", "nan", "none", "null", "unkno
 LARGEST = {"pp": 1024, "vp": 1024, "num_gpus": 10_000_000, "gpus_per_node": 100_000}
 LARGEST_COUNT, LARGEST_LAYERS = 1_000_000_000, 4000
 #: Columns of a model that hold a whole number or nothing.
+NESTED_REPEAT = re.compile(r"\*\s*\d+\s*\*|\)\s*\*")
 SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
          "vocab_size", "num_experts", "topk", "moe_ffn_hidden_size", "mtp_num_layers")  # fmt: skip
 #: Under this key DictReader would lose cells beyond the header; here they mark a row as shifted.
@@ -116,13 +119,22 @@ def row_fault(row: Mapping[str, str], models: Mapping[str, Any]) -> str:
             return f"{name} is {text[:40]!r}, no whole number from 1"
         if value > largest:
             return f"{name} is {text[:40]}, above {largest}"
-    model = models.get((row.get("model") or "").strip())
-    return _model_fault((row.get("model") or "").strip(), model) if model is not None else ""
+    name = (row.get("model") or "").strip()
+    if name not in models:
+        return ""  # pricing tells, as a table may describe its models itself
+    if not isinstance(models[name], dict):
+        return f"model {name[:60]} is no object in the models file"
+    try:
+        overrides = json.loads((row.get("model_overrides") or "").strip() or "{}")
+    except (ValueError, RecursionError):
+        return "model_overrides is no JSON"
+    if not isinstance(overrides, dict):
+        return "model_overrides is no JSON object"
+    return _model_fault(name[:60], {**models[name], **overrides})
 
 
-def _model_fault(name: str, model: Any) -> str:
-    if not isinstance(model, dict):
-        return f"model {name} is no object in the models file"
+def _model_fault(name: str, model: Mapping[str, Any]) -> str:
+    """What would make an architecture absurdly large; other faults are told when it is read."""
     for key in SIZES:
         value = model.get(key)
         if isinstance(value, bool) or (isinstance(value, int | float) and not 0 <= value <= LARGEST_COUNT):
@@ -130,6 +142,12 @@ def _model_fault(name: str, model: Any) -> str:
     layers = model.get("num_layers")
     if isinstance(layers, int | float) and layers > LARGEST_LAYERS:
         return f"model {name} has {layers} layers, above {LARGEST_LAYERS}"
+    for key in ("hybrid_pattern", "moe_layers", "csa_compress_ratios"):
+        value = model.get(key)
+        if isinstance(value, str | list) and len(value) > LARGEST_LAYERS:
+            return f"model {name} has {len(value)} entries in {key}, above {LARGEST_LAYERS}"
+        if isinstance(value, str) and NESTED_REPEAT.search(value):
+            return f"model {name} repeats repeats in {key}"
     return ""
 
 
