@@ -109,7 +109,7 @@ def _priced(rows: Any, models: Any, out: str, calibration: Any, processes: int) 
 
     done: list[Outcome] = []
     try:
-        with open(out, "w", encoding="utf-8", newline="") as file, progress_bar() as tell:
+        with open(out, "w", buffering=1, encoding="utf-8", newline="") as file, progress_bar() as tell:
             priced = price_rows(rows, models, calibration, processes)
             try:
                 for outcome in write_outcomes(file, priced):

@@ -24,7 +24,7 @@ from .rows import UnsupportedError, run_of
 T = TypeVar("T")
 R = TypeVar("R")
 #: Rows that a process takes at once: enough to hide the hand-over, few enough for a smooth progress bar.
-CHUNK = 16
+CHUNK = 8
 #: Below this many rows starting processes takes longer than pricing (0.7 s a process, 15 ms a row).
 WORTH_PROCESSES = 100
 
