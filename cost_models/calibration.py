@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -17,6 +17,7 @@ from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.model import ModelSpec
 
+from .learned import Traits, shipped, shipped_multipliers
 from .multipliers import CORRECTED, HIGHEST_HOST, LOWEST, NEUTRAL, Multipliers
 
 PrecisionClass = Literal["32-bit", "16-bit", "8-bit", "4-bit"]
@@ -30,9 +31,6 @@ PRECISION_CLASS: dict[str, PrecisionClass] = {
     "mxfp8": "8-bit",
     "nvfp4": "4-bit",
 }
-#: What the factors of this version multiply: the shipped costs before any correction. A calibration made on another
-#: rung is refused, for its factors would mean something else.
-RUNG = "shipped fit"
 #: Standard deviations on either side that hold 80% of a normal distribution.
 NORMAL_80 = 1.2816
 
@@ -40,29 +38,32 @@ NORMAL_80 = 1.2816
 Cell = tuple[str, str, PrecisionClass, bool]
 
 
+@cache
+def rung() -> str:
+    """What the factors of this version multiply: the shipped corrections, by digest. A calibration that was made on
+    other ones is refused, for its factors would mean something else."""
+    return f"shipped corrections {digest_of(shipped()['levels'])[7:19]}"
+
+
 @dataclass(frozen=True)
 class Setting:
-    """Where an estimate stands: what an entry must match. ``release`` None is any."""
+    """Where an estimate stands: what an entry must match. ``release`` None is any; ``shape`` is :func:`shape_of`."""
 
-    stack: str
+    traits: Traits
     release: str | None
-    gpu: str
-    precision: str
-    model: ModelSpec
+    shape: str
 
     @property
     def cell(self) -> Cell:
-        """All but release and model."""
-        return self.stack, self.gpu, PRECISION_CLASS[self.precision], self.model.is_moe
-
-    @property
-    def shape(self) -> str:
-        return shape_of(self.model)
+        """All but release and model; stacks that run the same code share their entries."""
+        return self.traits.family, self.traits.gpu, PRECISION_CLASS[self.traits.precision], self.traits.moe
 
 
 class Match(Document):
-    """What an entry is for. Without ``release`` it serves releases, without ``model`` models that have no entry of
-    their own."""
+    """What an entry is for: a family of stacks (``stack``), GPU type, precision class, dense or moe.
+
+    Without ``release`` it serves releases, without ``model`` models that have no entry of their own.
+    """
 
     stack: str
     gpu: str
@@ -91,12 +92,15 @@ def shape_of(model: ModelSpec) -> str:
 class Entry(Document):
     """Factors of named terms (:class:`~meshwright.cost_models.multipliers.Multipliers`) for the runs that ``match``.
 
+    ``on`` says what they multiply: ``physics`` alone, in place of the shipped corrections, where the entry is for one
+    model and release; the ``shipped`` corrections of wherever it serves, for other models and releases.
     ``runs`` is how many it was worked out from; ``residual_spread`` the standard deviation of the logarithm of
     predicted over measured time of these runs under the factors, 0 for one run; ``largest_residual`` the largest
     |predicted / measured - 1| among them.
     """
 
     match: Match
+    on: Literal["physics", "shipped"]
     multipliers: dict[str, PositiveFloat]
     runs: PositiveInt
     residual_spread: NonNegativeFloat
@@ -122,9 +126,9 @@ class Calibration(Document):
     entries: tuple[Entry, ...] = Field(min_length=1)
 
     @classmethod
-    def of(cls, source: Source, entries: tuple[Entry, ...], rung: str = RUNG) -> Self:
+    def of(cls, source: Source, entries: tuple[Entry, ...]) -> Self:
         """A calibration with its id."""
-        draft = cls(id="", source=source, rung=rung, entries=entries)
+        draft = cls(id="", source=source, rung=rung(), entries=entries)
         return draft.model_copy(update={"id": draft.content_id()})
 
     def content_id(self) -> str:
@@ -144,8 +148,9 @@ class Calibration(Document):
         ]
         if found.id != found.content_id():
             faults.append(Fault(f"{pointer}/id", "does not fit the content; make the file again with calibrate"))
-        if found.rung != RUNG:
-            faults.append(Fault(f"{pointer}/rung", f"is {found.rung[:60]!r}, this version corrects the {RUNG!r}"))
+        if found.rung != rung():
+            message = f"is {found.rung[:60]!r}, this version has {rung()!r}; make the file again with calibrate"
+            faults.append(Fault(f"{pointer}/rung", message))
         if faults:
             raise SpecError(faults)
         return found
@@ -172,7 +177,7 @@ class Calibration(Document):
         kind = match.model or ("moe" if match.moe else "dense")
         runs = f"{entry.runs} run" + ("s" if entry.runs > 1 else "")
         return (
-            f"calibration {self.id[7:19]} on the {self.rung}: "
+            f"calibration {self.id[7:19]} on {'physics' if entry.on == 'physics' else self.rung}: "
             f"{match.stack}{release}, {match.gpu}, {match.precision}, {kind}, from {runs}"
         )
 
@@ -185,10 +190,18 @@ def _factor_faults(name: str, value: float) -> list[tuple[str, tuple[str, ...]]]
     return []
 
 
-def corrected(base: Multipliers, factors: dict[str, float]) -> Multipliers:
-    """``base`` with the factors of an entry on it, each product inside its bounds."""
+def corrected(base: Multipliers, factors: Mapping[str, float]) -> Multipliers:
+    """``base`` with factors on it, each product inside its bounds."""
     values = asdict(base)
     return Multipliers.bounded({name: value * factors.get(name, 1.0) for name, value in values.items()})
+
+
+def multipliers_under(setting: Setting, entry: Entry | None) -> Multipliers:
+    """What an entry makes of the terms in a setting; without one the shipped corrections."""
+    shipped_there = shipped_multipliers(setting.traits)
+    if entry is None:
+        return shipped_there
+    return corrected(NEUTRAL if entry.on == "physics" else shipped_there, entry.multipliers)
 
 
 @cache
@@ -222,8 +235,3 @@ def calibrated(estimate: Estimate, calibration: Calibration, entries: Sequence[E
             "interval_level": spread["level"],
         }
     )
-
-
-def base_of(setting: Setting) -> Multipliers:
-    """What the shipped costs already multiply their terms by in a setting: nothing."""
-    return NEUTRAL

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.cost_models.backtest.stacks import stack_of
-from meshwright.cost_models.calibration import Entry, Setting, base_of, calibrated, corrected
-from meshwright.cost_models.cells import CostModel
+from meshwright.cost_models.calibration import Entry, Setting, calibrated, multipliers_under, shape_of
+from meshwright.cost_models.cells import CostModel, traits_of
 from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.multipliers import Multipliers
 from meshwright.specs.estimate import Estimate
@@ -39,11 +38,11 @@ def estimate_of(request: PlanRequest, plan: Plan) -> Estimate:
 
 
 def multipliers_of(request: PlanRequest) -> tuple[Multipliers, ...] | None:
-    """Factors of each pool; None where nothing is corrected."""
+    """Factors of each pool; None where the shipped ones hold."""
     if request.calibration is None:
         return None
     pairs = zip(_settings(request), _entries(request), strict=True)
-    return tuple(corrected(base_of(setting), entry.multipliers if entry else {}) for setting, entry in pairs)
+    return tuple(multipliers_under(setting, entry) for setting, entry in pairs)
 
 
 def _entries(request: PlanRequest) -> list[Entry | None]:
@@ -57,11 +56,9 @@ def _settings(request: PlanRequest) -> list[Setting]:
     release = target.version if found and target.version in found.releases() else None
     return [
         Setting(
-            stack_of(target.framework).name,
+            traits_of(request.model, request.cluster.gpu_of(pool), request.workload, target),
             release,
-            request.cluster.gpu_of(pool).name,
-            request.workload.precision,
-            request.model,
+            shape_of(request.model),
         )
         for pool in request.cluster.pools
     ]

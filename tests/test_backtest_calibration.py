@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from meshwright.cost_models.backtest.anchors import COMPUTE, LINKS, anchor_of, c
 from meshwright.cost_models.backtest.bulk import price_row, setting_of
 from meshwright.cost_models.backtest.price import price
 from meshwright.cost_models.calibration import Calibration, Entry, Match, Setting, Source, corrected
+from meshwright.cost_models.learned import shipped_multipliers
 from meshwright.cost_models.multipliers import NEUTRAL, Multipliers
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan
@@ -22,9 +24,21 @@ from .backtest_cases import MODELS, row
 
 
 def predicted_s(cells: dict[str, str], factors: dict[str, float] | None = None) -> float:
-    step = price(cells, MODELS, Multipliers.bounded(factors or {})).step_time_s
+    step = price(cells, MODELS, corrected(shipped_for(cells), factors or {})).step_time_s
     assert step is not None
     return step
+
+
+def shipped_for(cells: dict[str, str]) -> Multipliers:
+    return shipped_multipliers(setting_for(cells).traits)
+
+
+def setting_for(cells: dict[str, str]) -> Setting:
+    case = price(cells, MODELS).case
+    assert case is not None
+    found = setting_of(case)
+    assert found is not None
+    return found
 
 
 def fitted(*rows: dict[str, str]) -> Calibration:
@@ -54,7 +68,7 @@ def test_beyond_the_bounds_the_nearest_is_taken_and_told() -> None:
     assert not isinstance(found, str)
     assert not found.met
     entry = fitted(run).entries[0]
-    assert entry.multipliers["gemm"] == pytest.approx(4.0)
+    assert entry.multipliers["gemm"] == pytest.approx(4.0)  # the bound of a factor on physics
     assert entry.largest_residual > 0.5
 
 
@@ -77,11 +91,11 @@ def test_other_releases_and_other_models_are_drawn_less_and_less() -> None:
     run = row()
     run["step_time_s"] = str(1.5 * predicted_s(run))
     found = fitted(run)
-    full = math.log(found.entries[0].multipliers["gemm"])
-    by_level = {entry.match.level: math.log(entry.multipliers["gemm"]) for entry in found.entries}
+    full = math.log(found.entries[0].multipliers["gemm"] / shipped_for(run).gemm)
+    assert [entry.on for entry in found.entries] == ["physics", "shipped", "shipped"]
+    by_level = {entry.match.level: math.log(entry.multipliers["gemm"]) for entry in found.entries[1:]}
     # one release of n / (n + 1/3), one model of n / (n + 1)
     assert by_level == {
-        "model and release": pytest.approx(full),
         "model": pytest.approx(0.75 * full),
         "stack": pytest.approx(0.5 * full),
     }
@@ -108,9 +122,9 @@ def test_links_are_told_from_compute_where_the_runs_differ_in_them() -> None:
     runs = [row(id=i, tp=tp, num_gpus=gpus, global_batch=batch) for i, (tp, gpus, batch) in enumerate(shapes)]
     for run in runs:
         run["step_time_s"] = str(predicted_s(run, truth))
-    entry = fitted(*runs).entries[0]
-    assert entry.multipliers["gemm"] == pytest.approx(1.3, rel=0.05)
-    assert entry.multipliers["tp_comm"] == pytest.approx(1.8, rel=0.15)
+    entry, shipped = fitted(*runs).entries[0], shipped_for(runs[0])
+    assert entry.multipliers["gemm"] / shipped.gemm == pytest.approx(1.3, rel=0.05)
+    assert entry.multipliers["tp_comm"] / shipped.tp_comm == pytest.approx(1.8, rel=0.15)
     assert entry.largest_residual < 0.05
 
 
@@ -124,7 +138,10 @@ def test_runs_that_cannot_serve_are_left_out_with_the_reason() -> None:
 
 def entry(release: str | None, model: str | None, factor: float) -> Entry:
     match = Match(stack="megatron", gpu="H100-SXM", precision="16-bit", moe=False, model=model, release=release)
-    return Entry(match=match, multipliers={"gemm": factor}, runs=1, residual_spread=0, largest_residual=0)
+    factors = {"gemm": factor}
+    if release is None:
+        return Entry(match=match, on="shipped", multipliers=factors, runs=1, residual_spread=0, largest_residual=0)
+    return Entry(match=match, on="physics", multipliers=factors, runs=1, residual_spread=0, largest_residual=0)
 
 
 def calibration(*entries: Entry) -> Calibration:
@@ -132,18 +149,13 @@ def calibration(*entries: Entry) -> Calibration:
 
 
 def test_the_nearest_entry_serves() -> None:
-    case = price(row(), MODELS).case
-    assert case is not None
-    here = setting_of(case)
-    assert here is not None
-    assert (here.stack, here.release, here.gpu, here.shape) == ("megatron", "0.12", "H100-SXM", "8x2048")
+    here = setting_for(row())
+    assert (here.cell, here.release, here.shape) == (("megatron", "H100-SXM", "16-bit", False), "0.12", "8x2048")
     exact, other = entry("0.12", "8x2048", 1.1), entry("0.11", "8x2048", 1.2)
     model, stack = entry(None, "8x2048", 1.3), entry(None, None, 1.4)
 
     def at(release: str | None, found: Calibration, model: str = "small") -> Entry | None:
-        spec = price(row(model=model), MODELS).case
-        assert spec is not None
-        return found.find(Setting("megatron", release, "H100-SXM", "bf16", spec.model))
+        return found.find(replace(setting_for(row(model=model)), release=release))
 
     everything = calibration(stack, model, other, exact)
     assert at("0.12", everything) == exact
@@ -152,7 +164,9 @@ def test_the_nearest_entry_serves() -> None:
     assert at(None, calibration(stack, model, other)) == other  # the only release of the model
     assert at("0.12", everything, "large") == stack
     assert at("0.12", everything, "experts") is None
-    assert Setting("megatron", None, "H100-SXM", "fp8", here.model).cell != here.cell
+    assert everything.find(setting_for(row(precision="fp8"))) is None
+    assert everything.find(setting_for(row(framework="NeMo"))) == exact  # runs the same code
+    assert everything.find(setting_for(row(framework="torchtitan"))) is None
 
 
 def test_a_file_round_trips_and_a_changed_one_is_refused() -> None:
@@ -192,9 +206,14 @@ def request(**options: object) -> PlanRequest:
 
 def test_plan_and_estimate_apply_a_calibration_and_say_so() -> None:
     plain = estimate_degrees(request(), {"tp": 2, "pp": 2})
-    match = Match(stack="megatron", gpu="H100-SXM", precision="16-bit", moe=False, model="32x4096", release="0.12")
+    match = Match(stack="megatron", gpu="H100-SXM", precision="16-bit", moe=False, model="32x4096")
     item = Entry(
-        match=match, multipliers=dict.fromkeys(COMPUTE, 1.5), runs=3, residual_spread=0.0, largest_residual=0.0
+        match=match,
+        on="shipped",
+        multipliers=dict.fromkeys(COMPUTE, 1.5),
+        runs=3,
+        residual_spread=0.0,
+        largest_residual=0.0,
     )
     found = calibration(item)
     slower = estimate_degrees(request(calibration=found), {"tp": 2, "pp": 2})
@@ -202,7 +221,7 @@ def test_plan_and_estimate_apply_a_calibration_and_say_so() -> None:
     assert slower.estimate is not None
     assert slower.estimate.breakdown_s["gemm"] == pytest.approx(1.5 * plain.estimate.breakdown_s["gemm"])
     assert slower.provenance["calibration"] == found.id
-    assert any(note.startswith(f"calibration {found.id[7:19]} on the") for note in slower.estimate.assumptions)
+    assert any(note.startswith(f"calibration {found.id[7:19]} on shipped corrections") for note in slower.estimate.assumptions)
     low, high = slower.estimate.interval_s
     assert low * high == pytest.approx(slower.estimate.step_time_s**2)  # even around the step
     best = plan(request(calibration=found, work_limit=20)).estimate

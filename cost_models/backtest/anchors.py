@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..calibration import Calibration, Cell, Entry, Match, Setting, Source, base_of, corrected
-from ..multipliers import CORRECTED, HIGHEST, HIGHEST_HOST, LOWEST
+from ..calibration import Calibration, Cell, Entry, Match, Setting, Source, corrected
+from ..learned import shipped_multipliers
+from ..multipliers import CORRECTED, HIGHEST, HIGHEST_HOST, LOWEST, Multipliers
 from .bulk import in_order, setting_of
 from .inputs import is_judged, measured_s, row_fault
 from .price import price
 
 #: What one common factor scales: what a GPU and its host do, not what links do.
-COMPUTE = ("gemm", "experts", "attention", "memory_bound", "host")
+COMPUTE = ("gemm", "experts", "attention", "head", "memory_bound", "host")
 LINKS = ("tp_comm", "cp_comm", "ep_comm", "dp_comm", "pp_comm")
 _LINK_TERMS = (*LINKS, "grad_reduce", "param_gather")
 #: Nearer than this a run counts as met: a tenth of the scatter between two runs of one plan.
@@ -84,12 +85,13 @@ def calibrate(
     entries = tuple(
         Entry(
             match=match,
-            multipliers=factors,
+            on="physics" if match.release is not None else "shipped",
+            multipliers=_on_physics(factors, members) if match.release is not None else factors,
             runs=len(values),
             residual_spread=float(np.std(values)),
             largest_residual=float(np.abs(np.expm1(values)).max()),
         )
-        for (match, factors, _), values in zip(drafts, residuals, strict=True)
+        for (match, factors, members), values in zip(drafts, residuals, strict=True)
     )
     source = Source(name=name, sha256=digest, rows=len(rows), used=len(anchors))
     return Calibration.of(source, entries), skipped
@@ -129,7 +131,7 @@ def anchor_of(row: Row, models: Mapping[str, Any]) -> Anchor | str:
 
 def _step_s(row: Row, setting: Setting, models: dict[str, dict[str, Any]], factors: dict[str, float]) -> float:
     """Predicted step time of a row under factors."""
-    step = price(row, models, corrected(base_of(setting), factors)).step_time_s
+    step = price(row, models, corrected(shipped_multipliers(setting.traits), factors)).step_time_s
     assert step is not None  # noqa: S101 - the row was priced before, and factors make no row unpriceable
     return step
 
@@ -212,6 +214,15 @@ def _factors(logs: Mapping[str, float], weight: float = 1.0) -> dict[str, float]
             most = HIGHEST_HOST if name in ("host", "step") else HIGHEST
             out[name] = min(max(math.exp(weight * value), LOWEST), most)
     return out
+
+
+def _on_physics(factors: Mapping[str, float], members: list[Anchor]) -> dict[str, float]:
+    """Factors on the shipped corrections of the runs (their median, where precisions of a class differ) as factors on
+    physics alone: a target that stands in for the stack of the runs has other corrections."""
+    each = [asdict(shipped_multipliers(anchor.setting.traits)) for anchor in members]
+    base = {name: float(np.median([values[name] for values in each])) for name in CORRECTED}
+    whole = asdict(corrected(Multipliers(**base), factors))
+    return {name: value for name, value in whole.items() if value != 1.0}
 
 
 def _pooled_runs(members: list[Anchor], models: Mapping[str, Any]) -> dict[str, float]:

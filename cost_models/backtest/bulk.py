@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from meshwright.specs.errors import Fault, SpecError
 
-from ..calibration import Calibration, Entry, Setting, base_of, calibrated, corrected
+from ..calibration import Calibration, Entry, Setting, calibrated, multipliers_under, shape_of
+from ..cells import traits_of
 from ..multipliers import Multipliers
 from .inputs import row_fault
 from .plans import Case, case_of
@@ -151,12 +152,12 @@ def _correction(
     entry = calibration.find(setting) if setting else None
     if entry is None or setting is None:
         return None, None
-    return entry, corrected(base_of(setting), entry.multipliers)
+    return entry, multipliers_under(setting, entry)
 
 
 def setting_of(case: Case) -> Setting | None:
     """What a calibration's entry must match; None for a cluster of several pools, which no one factor can serve."""
     if len(case.cluster.pools) != 1:
         return None
-    gpu = case.cluster.gpu_of(case.cluster.pools[0]).name
-    return Setting(case.stack.name, case.release, gpu, case.workload.precision, case.model)
+    traits = traits_of(case.model, case.cluster.gpu_of(case.cluster.pools[0]), case.workload, case.target)
+    return Setting(traits, case.release, shape_of(case.model))
