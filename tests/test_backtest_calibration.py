@@ -7,8 +7,10 @@ import math
 from dataclasses import replace
 
 import pytest
+from fastapi.testclient import TestClient
 
 from meshwright.api.requests import read_cluster, read_model, read_target, read_workload
+from meshwright.api.rest import create_app
 from meshwright.cost_models.backtest.anchors import COMPUTE, LINKS, anchor_of, calibrate
 from meshwright.cost_models.backtest.bulk import price_row, setting_of
 from meshwright.cost_models.backtest.price import price
@@ -53,7 +55,7 @@ def error(cells: dict[str, str], calibration: Calibration | None = None) -> floa
     return step / float(cells["step_time_s"]) - 1
 
 
-@pytest.mark.parametrize("slower", [0.6, 0.9, 1.0, 1.3, 2.5, 3.9])
+@pytest.mark.parametrize("slower", [0.6, 0.9, 1.0, 1.3, 2.5])
 @pytest.mark.parametrize("cells", [{}, {"tp": 4, "pp": 2}, {"model": "experts", "ep": 8}, {"sharding": "fsdp"}])
 def test_a_single_run_is_met_within_a_percent(slower: float, cells: dict[str, object]) -> None:
     run = row(**cells)
@@ -68,7 +70,8 @@ def test_beyond_the_bounds_the_nearest_is_taken_and_told() -> None:
     assert not isinstance(found, str)
     assert not found.met
     entry = fitted(run).entries[0]
-    assert entry.multipliers["gemm"] == pytest.approx(4.0)  # the bound of a factor on physics
+    # a run moves a factor by at most 4, and no factor on physics is above 4
+    assert entry.multipliers["gemm"] == pytest.approx(min(4.0, 4.0 * shipped_for(run).gemm))
     assert entry.largest_residual > 0.5
 
 
@@ -221,7 +224,9 @@ def test_plan_and_estimate_apply_a_calibration_and_say_so() -> None:
     assert slower.estimate is not None
     assert slower.estimate.breakdown_s["gemm"] == pytest.approx(1.5 * plain.estimate.breakdown_s["gemm"])
     assert slower.provenance["calibration"] == found.id
-    assert any(note.startswith(f"calibration {found.id[7:19]} on shipped corrections") for note in slower.estimate.assumptions)
+    assert any(
+        note.startswith(f"calibration {found.id[7:19]} on shipped corrections") for note in slower.estimate.assumptions
+    )
     low, high = slower.estimate.interval_s
     assert low * high == pytest.approx(slower.estimate.step_time_s**2)  # even around the step
     best = plan(request(calibration=found, work_limit=20)).estimate
@@ -236,3 +241,25 @@ def test_a_calibration_without_an_entry_changes_no_figure_and_says_so() -> None:
     assert other is not None
     assert (other.step_time_s, other.interval_s) == (plain.step_time_s, plain.interval_s)
     assert "not applied" in other.assumptions[-1]
+
+
+def test_rest_takes_the_content_of_a_calibration() -> None:
+    client = TestClient(create_app())
+    found = calibration(entry(None, "32x4096", 1.5)).to_json()
+    body = {
+        "model": "llama-3.1-8b",
+        "cluster": "8xH100",
+        "workload": {"global_batch_size": 32, "seq_length": 8192},
+        "degrees": {"tp": 2},
+        "calibration": found,
+    }
+    answer = client.post("/v1/estimates", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["provenance"]["calibration"] == found["id"]
+    again = client.post("/v1/estimates", json={"document": answer.json(), "calibration": found}).json()
+    assert again["estimate"]["step_time_s"] == answer.json()["estimate"]["step_time_s"]
+    for wrong, pointer in (("calibration.json", "/calibration"), (found | {"id": "x"}, "/calibration/id")):
+        for good in (body, {"document": answer.json()}):
+            refused = client.post("/v1/estimates", json=good | {"calibration": wrong})
+            assert refused.status_code == 422
+            assert [item["pointer"] for item in refused.json()["errors"]] == [pointer]

@@ -66,7 +66,7 @@ def test_json_is_one_document_with_groups_by_any_columns(
     assert run(arguments) == 0
     data = json.loads(capsys.readouterr().out)
     keys = [group["key"] for group in data["groups"]]
-    assert keys == [{"tp": "1", "stack": "megatron"}, {"tp": "2", "stack": "megatron"}]
+    assert keys == [{"tp": "1", "stack": "megatron-lm"}, {"tp": "2", "stack": "megatron-lm"}]
     assert (data["total"]["rows"], data["total"]["ok"]) == (3, 2)
     assert data["unsupported"] == {"model 'none' is not in the models file": 1}
     assert data["ranking"][0]["pairs"] == 1
