@@ -5,7 +5,8 @@
 Every judged run is priced under seven common factors of compute and host terms; between them its step time is
 interpolated. Then some runs are taken as anchors and others are predicted with their factor at several weights: runs of
 the same model and release, of the same model and another release, and of other models of the same stack, GPU, precision
-class and kind. Groups weigh the same, however many runs they have.
+class and kind. Groups weigh the same, however many runs they have. The shipped corrections are left out: they were
+fitted on these runs, so that what remains on top of them is smaller here than on a user's own runs.
 """
 
 from __future__ import annotations
