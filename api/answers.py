@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from meshwright.cost_models.calibration import Calibration
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
@@ -51,12 +52,17 @@ def _in_degrees(fault: Fault) -> Fault:
     return Fault("/degrees" + fault.pointer, fault.message, fault.alternatives) if inside else fault
 
 
-def estimate_document(document: PlanDocument, memory_headroom: float = 0.0) -> PlanDocument:
-    """Price the plan of a plan document again. Raises :class:`NoPlan` for a document without one."""
+def estimate_document(
+    document: PlanDocument, memory_headroom: float = 0.0, calibration: Calibration | None = None
+) -> PlanDocument:
+    """Price the plan of a plan document again; a calibration that it was made with is not kept.
+
+    Raises :class:`NoPlan` for a document without a plan.
+    """
     from meshwright.planner.single import document_for_plan
 
     plan = plan_of(document)
-    return document_for_plan(document_request(document, memory_headroom=memory_headroom), plan)
+    return document_for_plan(document_request(document, memory_headroom=memory_headroom, calibration=calibration), plan)
 
 
 class NoPlan(SpecError):  # noqa: N818  named for what it says

@@ -35,6 +35,10 @@ WorkloadFields = Annotated[
         examples=[{"global_batch_size": 512, "seq_length": 8192}],
     ),
 ]
+CalibrationData = Annotated[
+    dict[str, Any] | None,
+    Field(description="A calibration, as `meshwright calibrate` writes it: it corrects the costs"),
+]
 
 
 def _choice(value: Any) -> int | str:
@@ -81,6 +85,7 @@ class _Inputs(Body):
     cluster: Cluster
     workload: WorkloadFields
     target: str = DEFAULT_TARGET
+    calibration: CalibrationData = None
 
 
 class PlanBody(_Inputs):
@@ -133,6 +138,7 @@ class EstimateBody(_Inputs):
 class DocumentBody(HeadroomBody):
     """Price the plan of a plan document again."""
 
+    calibration: CalibrationData = None
     document: dict[str, Any] = Field(description="A plan document, as POST /v1/plans returns it")
 
 

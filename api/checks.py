@@ -23,7 +23,7 @@ from meshwright.specs.target import Target
 
 from .bodies import DEFAULT_TARGET, CheckBody, HeadroomBody
 from .output import violation_dicts
-from .requests import Faults, read_cluster, read_model, read_target
+from .requests import Faults, read_calibration, read_cluster, read_model, read_target
 
 #: Megatron 0.19 has 845 flags. Near matches of a wrong one take 3 ms (measured), so more would keep a service busy.
 MAX_FLAGS = 1_000
@@ -69,8 +69,8 @@ def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
 def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: bool = False) -> PlanDocument:
     """The plan that ``arguments`` describe as a priced document.
 
-    ``inputs`` is a body with ``cluster``, and with ``model``, ``target`` and ``memory_headroom`` where given; the
-    workload comes with the arguments. Raises :class:`SpecError` and :class:`IllegalPlan`.
+    ``inputs`` is a body with ``cluster``, and with ``model``, ``target``, ``calibration`` and ``memory_headroom`` where
+    given; the workload comes with the arguments. Raises :class:`SpecError` and :class:`IllegalPlan`.
     """
     faults = Faults()
     headroom = {name: value for name, value in inputs.items() if name == "memory_headroom"}
@@ -81,6 +81,7 @@ def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: boo
         cluster = None
     else:
         cluster = faults.of("/cluster", lambda: read_cluster(inputs["cluster"], files=files))
+    faults.of("/calibration", lambda: read_calibration(inputs.get("calibration")))
     for field in inputs.get("workload", {}):
         faults.found.append(Fault(f"/workload/{field}", "comes with the arguments after --; leave it out"))
     faults.raise_if_any()
@@ -142,6 +143,7 @@ def _priced(
         workload=workload_from_arguments(arguments),
         target=target,
         memory_headroom=memory_headroom,
+        calibration=read_calibration(inputs.get("calibration")),
     )
     return document_for_plan(request, plan_from_arguments(arguments, spec, cluster))
 

@@ -85,6 +85,10 @@ MicroBatchSize = Annotated[str | None, option("--micro-batch-size", "Sequences a
 Recompute = Annotated[str | None, option("--recompute", "none, full, full:block:N or selective:MODULE+MODULE.", "MODE")]
 Sharding = Annotated[str | None, option("--sharding", "none, zero1 or fsdp, as the target has them.", "LEVEL")]
 
+CalibrationFile = Annotated[
+    str | None, option("--calibration", "Correct the costs by a file that `meshwright calibrate` wrote.", "FILE")
+]
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Output = Annotated[
     str | None,
@@ -111,9 +115,20 @@ def inputs_of(params: Mapping[str, Any]) -> dict[str, Any]:
         name: params[name] for name in ("model", "cluster", "target") if params.get(name) is not None
     }
     body["workload"] = workload_of(params)
+    if params.get("calibration") is not None:
+        body["calibration"] = calibration_data(params["calibration"])
     if params.get("memory_headroom") is not None:
         body["memory_headroom"] = or_text(fraction, params["memory_headroom"])
     return body
+
+
+def calibration_data(path: str) -> Any:
+    """The JSON value in a calibration file; :class:`SpecError` at ``/calibration`` where there is none."""
+    from .files import read_text
+    from .requests import in_field
+    from .strict_json import parse_json
+
+    return in_field("/calibration", lambda: parse_json(read_text(path)))
 
 
 def workload_of(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +207,7 @@ def or_text(convert: Any, text: str) -> Any:
         return text
 
 
-_ARGUMENTS = {"model": "MODEL", "document": "PLAN", "plan": "PLAN", "file": "FILE"}
+_ARGUMENTS = {"model": "MODEL", "document": "PLAN", "plan": "PLAN", "file": "FILE", "runs": "RUNS.csv"}
 
 
 def field_name(pointer: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshwright.cost_models.calibration import Calibration
 from meshwright.planner.request import DEGREES, SHORT, PlanRequest
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
@@ -24,8 +25,9 @@ from .strict_json import escape
 T = TypeVar("T")
 B = TypeVar("B", PlanBody, EstimateBody)
 
-#: Fields of the planner's request besides the four inputs; a body has those that make sense for it.
-OPTIONS = tuple(name for name in PlanRequest.model_fields if name not in ("model", "cluster", "workload", "target"))
+INPUTS = ("model", "cluster", "workload", "target", "calibration")
+#: Fields of the planner's request besides its inputs; a body has those that make sense for it.
+OPTIONS = tuple(name for name in PlanRequest.model_fields if name not in INPUTS)
 
 
 class Faults:
@@ -45,6 +47,14 @@ class Faults:
     def raise_if_any(self) -> None:
         if self.found:
             raise SpecError(self.found)
+
+
+def in_field(pointer: str, read: Callable[[], T]) -> T:
+    """The value of ``read``, whose faults are placed below ``pointer``."""
+    try:
+        return read()
+    except SpecError as error:
+        raise SpecError(Fault(pointer + f.pointer, f.message, f.alternatives) for f in error.faults) from None
 
 
 def read_model(value: Any, *, files: bool = False) -> ModelSpec:
@@ -82,6 +92,11 @@ def read_cluster(value: Any, *, files: bool = False) -> ClusterSpec:
     raise SpecError(Fault("", "must be a shorthand such as 64xH100 or a cluster object"))
 
 
+def read_calibration(value: Any) -> Calibration | None:
+    """A calibration from JSON data; None is none."""
+    return None if value is None else Calibration.parse(value)
+
+
 def read_target(name: str) -> Target:
     """A target by name."""
     from meshwright.specs.targets import load_target
@@ -99,7 +114,7 @@ def read_workload(data: dict[str, Any]) -> Workload:
 def plan_request(data: Any, kind: type[B], *, files: bool = False) -> tuple[PlanRequest, B]:
     """The planner's request in ``data``, and the body as it was read.
 
-    Raises :class:`SpecError` with the faults of the options and of all four inputs together.
+    Raises :class:`SpecError` with the faults of the options and of all inputs together.
     """
     faults = Faults()
     body = faults.of("", lambda: kind.read(data))
@@ -114,6 +129,8 @@ def plan_request(data: Any, kind: type[B], *, files: bool = False) -> tuple[Plan
     target = given.get("target", DEFAULT_TARGET)
     if isinstance(target, str):
         inputs["target"] = faults.of("/target", lambda: read_target(target))
+    if body is not None:
+        inputs["calibration"] = faults.of("/calibration", lambda: read_calibration(body.calibration))
     faults.found += _choice_faults(given)
     faults.raise_if_any()
     assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
@@ -140,7 +157,9 @@ def _choice_faults(given: dict[str, Any]) -> list[Fault]:
     return faults
 
 
-def document_request(document: PlanDocument, *, memory_headroom: float = 0.0) -> PlanRequest:
+def document_request(
+    document: PlanDocument, *, memory_headroom: float = 0.0, calibration: Calibration | None = None
+) -> PlanRequest:
     """The request that a plan document answers, so that its plan can be priced again."""
     inputs = document.inputs
     return PlanRequest(
@@ -149,4 +168,5 @@ def document_request(document: PlanDocument, *, memory_headroom: float = 0.0) ->
         workload=inputs.workload,
         target=inputs.target,
         memory_headroom=memory_headroom,
+        calibration=calibration,
     )

@@ -26,7 +26,7 @@ from .openapi import describe_bodies, json_body
 from .plan_files import plan_document
 from .problems import RequestError, install
 from .request_body import read_json
-from .requests import plan_request
+from .requests import in_field, plan_request, read_calibration
 from .store import PlanStore, plan_id
 
 T = TypeVar("T")
@@ -143,7 +143,8 @@ def _add_plans(app: FastAPI, store: PlanStore, workers: _Workers) -> None:
         work: Callable[[], PlanDocument]
         if isinstance(data, dict) and "document" in data:
             body = DocumentBody.read(data)
-            work = partial(estimate_document, plan_document(body.document), body.memory_headroom)
+            calibration = in_field("/calibration", lambda: read_calibration(body.calibration))
+            work = partial(estimate_document, plan_document(body.document), body.memory_headroom, calibration)
         else:
             work = partial(estimate_data, data)
         return JSONResponse((await workers.run(work)).to_json())

@@ -66,9 +66,10 @@ def inputs_of(request: PlanRequest) -> Inputs:
     )
 
 
-def provenance() -> dict[str, str]:
+def provenance(request: PlanRequest) -> dict[str, str]:
     """What made the answer."""
-    return {"meshwright": version("meshwright"), "cost_model": "analytic"}
+    out = {"meshwright": version("meshwright"), "cost_model": "analytic"}
+    return out | ({"calibration": request.calibration.id} if request.calibration else {})
 
 
 def finish(document: PlanDocument, request: PlanRequest, result: SearchResult, started: float) -> PlanDocument:

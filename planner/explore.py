@@ -14,13 +14,13 @@ from itertools import islice
 
 import numpy as np
 
-from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.protocol import StageCosts
 from meshwright.cost_models.schedules.base import MAX_REPLAYED
 from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
 from .arrangements import arrangements, refused_pools
+from .corrections import cost_model
 from .partition import splits_by_bound
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
@@ -145,7 +145,7 @@ class Search:
 
     def __init__(self, request: PlanRequest, costs: StageCosts | None = None, progress: Progress | None = None):
         self.request = request
-        self.costs: StageCosts = costs or CostModel(request.model, request.cluster, request.workload, request.target)
+        self.costs: StageCosts = costs or cost_model(request)
         self.progress = progress or (lambda stage, done, total: None)
         self.started = time.monotonic()
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))

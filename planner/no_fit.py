@@ -6,8 +6,6 @@ import time
 
 import numpy as np
 
-from meshwright.cost_models.cells import CostModel
-from meshwright.cost_models.estimate import estimate
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import ClusterSpec, Pool
@@ -16,6 +14,7 @@ from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import SpecError
 
 from .answer_parts import inputs_of, plan_of, provenance
+from .corrections import cost_model, estimate_of
 from .errors import DeadlineExceeded
 from .explain import GIB, left_out
 from .explore import Finalist, Search, SearchResult
@@ -51,7 +50,7 @@ def infeasible(request: PlanRequest, result: SearchResult, deadline: float | Non
         complete=result.complete,
         inputs=inputs_of(request),
         explanation=tuple(explanation),
-        provenance=provenance(),
+        provenance=provenance(request),
     )
 
 
@@ -62,7 +61,7 @@ def undecided(request: PlanRequest) -> PlanDocument:
         reason="the work limit was reached before a plan that fits was found; raise it to learn whether there is one",
         complete=False,
         inputs=inputs_of(request),
-        provenance=provenance(),
+        provenance=provenance(request),
     )
 
 
@@ -113,8 +112,7 @@ def _overflow(request: PlanRequest, result: SearchResult) -> tuple[str, Explanat
     search = Search(request)
     search.result = result
     plan = plan_of(request, search, _closest(result))
-    parts = (request.model, request.cluster, request.workload, request.target)
-    figures = estimate(*parts, plan, request.memory_headroom)
+    figures = estimate_of(request, plan)
     fill = [stage.reserved_bytes / stage.limit_bytes for stage in figures.stages]
     worst = int(np.argmax(fill))
     stage = figures.stages[worst]
@@ -161,7 +159,7 @@ def smallest_fitting(request: PlanRequest, deadline: float | None = None) -> Clu
 def least_state_bytes(request: PlanRequest) -> float:
     """Weights, gradients and optimizer state of the whole model, each once: no cluster can hold less."""
     keys = CellKeys(*(np.array([value]) for value in (1, 1, 1, 1, 1, 1, 0, 0, 1)))
-    costs = CostModel(request.model, request.cluster, request.workload, request.target)
+    costs = cost_model(request)
     return float(costs.cells(keys).static_bytes[0, costs.blocks.kind_of].sum())
 
 

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from meshwright.cost_models.calibration import Calibration
 from meshwright.specs.base import Document
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.model import ModelSpec
@@ -27,6 +28,7 @@ class PlanRequest(Document):
     ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``), ``max`` caps degrees, ``forbid`` takes
     features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave free.
     ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
+    ``calibration`` corrects the costs where it has an entry.
     """
 
     model: ModelSpec
@@ -41,6 +43,7 @@ class PlanRequest(Document):
     memory_headroom: float = Field(default=0.05, ge=0.0, lt=1.0)
     work_limit: PositiveInt | None = None
     deadline_s: PositiveFloat | None = None
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

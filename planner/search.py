@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from meshwright.cost_models.estimate import estimate
 from meshwright.specs.document import Alternative, Bound, Explanation, PlanDocument
 
 from .answer_parts import finish, inputs_of, plan_of, provenance
+from .corrections import estimate_of
 from .errors import DeadlineExceeded
 from .explain import describe, explain, seconds
 from .explore import Finalist, Progress, Search, SearchResult
@@ -42,9 +42,7 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
             return finish(undecided(request), request, result, started)
         return finish(infeasible(request, result, deadline), request, result, started)
     chosen = plan_of(request, search, best)
-    figures = estimate(
-        request.model, request.cluster, request.workload, request.target, chosen, request.memory_headroom
-    )
+    figures = estimate_of(request, chosen)
     bound_s = min(result.bound_s, figures.step_time_s)  # the same sum in another order may differ by rounding
     gap = 1.0 - bound_s / figures.step_time_s
     if gap <= OPTIMAL_GAP:
@@ -64,7 +62,7 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
             *explain(result, best, chosen, figures, request.cluster),
             *_next_best(alternatives),
         ),
-        provenance=provenance(),
+        provenance=provenance(request),
     )
     return finish(document, request, result, started)
 

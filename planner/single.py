@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost_models.cells import CostModel
-from meshwright.cost_models.estimate import estimate
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import Fault, SpecError
@@ -22,6 +20,7 @@ from . import rules
 from .answer_parts import finish, inputs_of, provenance
 from .arrangements import Arrangement, arrangements, refused_pools
 from .assemble import Skeleton, build_plan, sharding_level
+from .corrections import cost_model, estimate_of
 from .errors import IllegalPlan
 from .explain import GIB, describe
 from .explore import SearchResult
@@ -67,7 +66,7 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
         "sharding": request.target.sharding.index(str(skeleton.sharding)),
     }
     batch = CandidateBatch(**{name: np.array([value], dtype=np.int64) for name, value in row.items()})
-    costs = CostModel(request.model, request.cluster, request.workload, request.target)
+    costs = cost_model(request)
     priced = PricedBatch(costs, batch, arrangement, request.target, request.memory_headroom)
     one, ahead = np.array([0]), np.array([leading])
     if skeleton.vpp > 1:
@@ -96,7 +95,7 @@ def _document(request: PlanRequest, plan: Plan, started: float) -> PlanDocument:
     broken = rules.violations(rules.facts_of_plan(plan, request.model, request.workload, request.target, gpus))
     if broken:
         raise IllegalPlan(broken)
-    figures = estimate(request.model, request.cluster, request.workload, request.target, plan, request.memory_headroom)
+    figures = estimate_of(request, plan)
     reason = None
     if not figures.fits:
         fill = [stage.reserved_bytes / stage.limit_bytes for stage in figures.stages]
@@ -115,7 +114,7 @@ def _document(request: PlanRequest, plan: Plan, started: float) -> PlanDocument:
         plan=plan,
         estimate=figures,
         explanation=(Explanation(kind="choice", message=describe(plan), data={}),),
-        provenance=provenance(),
+        provenance=provenance(request),
     )
     return finish(document, request, SearchResult(candidates=1), started)
 

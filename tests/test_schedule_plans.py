@@ -86,7 +86,9 @@ def test_weight_gradients_are_the_products_of_output_gradients_and_inputs() -> N
     assert cells.weight_gradient_s[0, 0, head] == pytest.approx(float(expected[0]))
     layer = 1
     shapes = [(2048, 4096), (2048, 2048), (2048, 11264), (5632, 2048)]  # qkv, out, gate and up, down
-    by_hand = sum(float(matmul_s(on, o * one, i * one, tokens, one, True, False, "weight_gradient")[0]) for i, o in shapes)
+    by_hand = sum(
+        float(matmul_s(on, o * one, i * one, tokens, one, True, False, "weight_gradient")[0]) for i, o in shapes
+    )
     assert cells.weight_gradient_s[0, 0, layer] == pytest.approx(by_hand)
     slower = CostModel(MODEL, cluster(1), workload(16), target(), multipliers=(Multipliers(gemm=1.5),))
     corrected = slower.cells(keys((1, 1, 1, 1, 2, 1, 0, 1))).weight_gradient_s[0, 0, layer]

@@ -8,6 +8,8 @@ import typer
 
 from .. import options
 
+#: What may be given beside a plan document.
+_BESIDE_A_PLAN = ("model", "memory_headroom", "calibration")
 _DEGREES_ONLY = "Required with MODEL; comes with PLAN or the arguments after --."
 Subject = Annotated[
     str | None,
@@ -58,6 +60,7 @@ def estimate(
     recompute: options.Recompute = None,
     sharding: options.Sharding = None,
     memory_headroom: options.Headroom = None,
+    calibration: options.CalibrationFile = None,
     json: options.Json = False,
     output: options.Output = None,
 ) -> int:
@@ -92,6 +95,7 @@ def _document(params: dict[str, Any], arguments: tuple[str, ...] | None) -> Any:
     from ..answers import estimate_arguments, estimate_data, estimate_document
     from ..bodies import HeadroomBody
     from ..plan_files import read_plan_file
+    from ..requests import in_field, read_calibration
 
     inputs = options.inputs_of(params)
     if arguments is not None:
@@ -100,10 +104,11 @@ def _document(params: dict[str, Any], arguments: tuple[str, ...] | None) -> Any:
     model = params.get("model")
     stored = read_plan_file(model) if model is not None else None
     if stored is not None:
-        given = {name: value for name, value in inputs.items() if name not in ("model", "memory_headroom") and value}
+        given = {name: value for name, value in inputs.items() if name not in _BESIDE_A_PLAN and value}
         _refuse(params, given | options.degrees_of(params), "comes with the plan document; leave it out")
         headroom = {name: inputs[name] for name in inputs if name == "memory_headroom"}
-        return estimate_document(stored, HeadroomBody.read(headroom).memory_headroom)
+        calibration = in_field("/calibration", lambda: read_calibration(inputs.get("calibration")))
+        return estimate_document(stored, HeadroomBody.read(headroom).memory_headroom, calibration)
     return estimate_data({**inputs, "degrees": options.degrees_of(params)}, files=True)
 
 

@@ -55,6 +55,7 @@ def plan(
     max: options.Max = None,
     forbid: options.Forbid = None,
     memory_headroom: options.Headroom = None,
+    calibration: options.CalibrationFile = None,
     json: options.Json = False,
     output: options.Output = None,
     export: Export = None,

@@ -12,6 +12,8 @@ from .rows import Run, UnsupportedError
 Chunks = list[list[tuple[str, int]]]
 #: AMP's list of 30 pipeline entries for 24 layers: embedding and transpose come before the first layer.
 LEADING_LAYERS = 2
+#: Letters of a layout; nested repeats of a longer one would grow without end.
+LONGEST_LAYOUT = 10_000
 
 
 def chunks_of(run: Run, model: ModelSpec, pp: int, vpp: int, mtp: int, notes: list[str]) -> Chunks:
@@ -75,10 +77,12 @@ def _layout(text: str) -> tuple[list[int], list[int]]:
     """Layer counts of ``Et*4|(t*4|)*14tmL``, and the chunks of MTP and head."""
     flat = re.sub(r"\s", "", text)
     for _ in range(8):  # innermost groups first
-        flat, found = re.subn(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * min(int(m[2]), 500), flat)
+        if len(flat) > LONGEST_LAYOUT:
+            raise UnsupportedError("the stated pipeline layout is too long")
+        flat, found = re.subn(r"\(([^()]*)\)\*(\d{1,9})", lambda m: m[1] * min(int(m[2]), 500), flat)
         if not found:
             break
-    flat = re.sub(r"([EtmL])\*(\d+)", lambda m: m[1] * min(int(m[2]), 500), flat)
+    flat = re.sub(r"([EtmL])\*(\d{1,9})", lambda m: m[1] * min(int(m[2]), 500), flat)
     stages = flat.split("|")
     places = [next((i for i, stage in enumerate(stages) if letter in stage), len(stages) - 1) for letter in "mL"]
     return [stage.count("t") for stage in stages], places
