@@ -51,6 +51,8 @@ class Local:
         self.dp, self.edp = np.asarray(keys.dp, dtype=float), np.asarray(keys.edp, dtype=float)
         self.sequences = np.asarray(keys.micro_batch_size, dtype=float)
         self.sequence_parallel = target.sequence_parallel
+        self._shapes: dict[Weight, tuple[FloatArray, FloatArray]] = {}
+        self._elements: dict[Weight, FloatArray] = {}
 
     @cached_property
     def tokens(self) -> FloatArray:
@@ -101,7 +103,12 @@ class Local:
         return out
 
     def shape(self, weight: Weight) -> tuple[FloatArray, FloatArray]:
-        """(inputs, outputs) of one copy on a rank; a vector has 1 input."""
+        """(inputs, outputs) of one copy on a rank; a vector has 1 input. Not to be changed in place."""
+        if weight not in self._shapes:
+            self._shapes[weight] = self._shape(weight)
+        return self._shapes[weight]
+
+    def _shape(self, weight: Weight) -> tuple[FloatArray, FloatArray]:
         inputs = np.full_like(self.tp, max(weight.inputs, 1))
         outputs = np.full_like(self.tp, weight.outputs)
         if weight.split == "column":
@@ -121,8 +128,10 @@ class Local:
         """Elements of ``weights`` on a rank."""
         total = np.zeros_like(self.tp)
         for weight in weights:
-            inputs, outputs = self.shape(weight)
-            total = total + self.copies(weight) * inputs * outputs
+            if weight not in self._elements:
+                inputs, outputs = self.shape(weight)
+                self._elements[weight] = self.copies(weight) * inputs * outputs
+            total = total + self._elements[weight]
         return total
 
     def linears(self, weights: Iterable[Weight]) -> list[Linear]:
