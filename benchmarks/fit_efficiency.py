@@ -73,7 +73,7 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     core = {kind: attention.complete(forward[kind], training[kind], BLACKWELL) for kind in forward}
     scans, scan_report = attention.fit_scans()
     streams, stream_report = attention.fit_streams()
-    sigma, unseen_report = unseen.leave_one_out(plain)
+    sigma, kin_sigma, unseen_report = unseen.leave_one_out(plain)
     products = shipped(plain)
     default_gemm = _medians(products, gemm.NAMES)
     levels, level_report = unseen.fit_levels(default_gemm)
@@ -130,6 +130,9 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
                 spread[dtype] = round(float(np.hypot(at["sigma"], HOSTS)), 3)
         if spread:
             own["sigma"] = spread
+        kin = kin_sigma.get(unseen.GENERATION.get(family, ""))
+        if kin:
+            own["sigma_of_kin"] = {**kin, **({"mxfp8": kin["fp8"]} if "fp8" in kin else {})}
         families[family] = own
     shipped_tables = {}
     for key, values in tables.items():
