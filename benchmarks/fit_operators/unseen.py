@@ -81,8 +81,13 @@ LEVELS = (
 )
 
 
-def fit_levels(defaults: dict[str, dict[str, float]]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """(constants by family and precision, errors): the default constants, the peak share fitted to a few products."""
+def fit_levels(
+    defaults: dict[str, dict[str, float]], given: dict[str, Any]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """(constants by family and precision, errors): the default constants, the peak share fitted to a few products.
+
+    Families in ``given`` have constants from another fit, of which only the errors are taken.
+    """
     rows = profiles()
     out: dict[str, dict[str, Any]] = {}
     report: dict[str, Any] = {}
@@ -96,10 +101,14 @@ def fit_levels(defaults: dict[str, dict[str, float]]) -> tuple[dict[str, dict[st
         measured = 2 * m * n * k / rate / 1e12
 
         def predict(eff: float) -> Any:
-            fit, size = GemmFit(**{**defaults[dtype], "eff": eff}), ELEMENT_BYTES[dtype]  # noqa: B023
+            own = given.get(family, {}).get(dtype) or {**defaults[dtype], "eff": eff}  # noqa: B023
+            fit, size = GemmFit(**own), ELEMENT_BYTES[dtype]  # noqa: B023
             args = (peak, gpu.num_sms, gpu.memory_bandwidth_bytes_per_s, m, n, k)  # noqa: B023
             return gemm_s(fit, *args, element_bytes=size)
 
+        if family in given:
+            report[f"{family}/{dtype}"] = errors(predict(1.0), measured)
+            continue
         x = least_squares(lambda x: np.log(predict(x[0]) / measured), [0.7], loss="soft_l1", f_scale=0.1).x  # noqa: B023
         out.setdefault(family, {})[dtype] = {**defaults[dtype], "eff": float(f"{x[0]:.3g}")}
         report[f"{family}/{dtype}"] = errors(predict(float(x[0])), measured)
