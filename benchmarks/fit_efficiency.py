@@ -73,10 +73,11 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     core = {kind: attention.complete(forward[kind], training[kind], BLACKWELL) for kind in forward}
     scans, scan_report = attention.fit_scans()
     streams, stream_report = attention.fit_streams()
-    sigma, unseen_report = unseen.leave_one_out(plain)
+    sigma, kin_sigma, unseen_report = unseen.leave_one_out(plain)
     products = shipped(plain)
     default_gemm = _medians(products, gemm.NAMES)
-    levels, level_report = unseen.fit_levels(default_gemm)
+    fitted_elsewhere = {name: own["gemm"] for name, own in base["families"].items() if "gemm" in own}
+    levels, level_report = unseen.fit_levels(default_gemm, fitted_elsewhere)
 
     defaults: dict[str, Any] = dict(base["defaults"])
     defaults["gemm"] = default_gemm
@@ -98,7 +99,7 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if family in products:
             own["gemm"], own["grouped"] = products[family], group[family]
         else:
-            known = dict(levels.get(family, {}))
+            known = {**levels.get(family, {}), **given.get("gemm", {})}
             if "gemm_eff" in given:
                 known["bf16"] = {**default_gemm["bf16"], "eff": given["gemm_eff"]}
             # Other precisions, and grouped products, keep the family's distance from the default.
@@ -117,7 +118,7 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if own_sustained:
             own["sustained"] = {**own_sustained, **({"mxfp8": own_sustained["fp8"]} if "fp8" in own_sustained else {})}
         elif "sustained" in given:
-            own["sustained"] = {"bf16": given["sustained"]}
+            own["sustained"] = given["sustained"]
         if family in layouts or family in BLACKWELL:
             own["weight_gradient"] = layouts.get(family, layouts["b200"])["weight_gradient"]
         spread = {}
@@ -130,6 +131,9 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
                 spread[dtype] = round(float(np.hypot(at["sigma"], HOSTS)), 3)
         if spread:
             own["sigma"] = spread
+        kin = kin_sigma.get(unseen.GENERATION.get(family, ""))
+        if kin:
+            own["sigma_of_kin"] = {**kin, **({"mxfp8": kin["fp8"]} if "fp8" in kin else {})}
         families[family] = own
     shipped_tables = {}
     for key, values in tables.items():

@@ -119,6 +119,7 @@ def _efficiency(family: str, precision: str, named: bool) -> Efficiency:
         return GemmFit(**constants, correction=None if table is None else np.array(table) / 1000.0)
 
     spread = own.get("sigma", {}) if named else {}  # by precision that was measured
+    unseen = defaults["sigma"] | own.get("sigma_of_kin", {})
 
     def attention(kind: str) -> AttentionFit:
         constants = {**defaults[kind], **own.get(kind, {})}
@@ -142,7 +143,7 @@ def _efficiency(family: str, precision: str, named: bool) -> Efficiency:
         optimizer=merged["optimizer"],
         kernel_s=merged["kernel_s"],
         host_call_s=merged["host_call_s"],
-        sigma=spread.get(wanted, defaults["sigma"][low]),
+        sigma=spread.get(wanted, unseen[low]),
         rung="shipped fit" if wanted in spread else "spec roofline",
     )
 

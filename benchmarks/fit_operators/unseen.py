@@ -34,12 +34,17 @@ def _log_ratio(constants: dict[str, float], chip: Chip, dtype: str, rows: pd.Dat
     return seconds / (rows["us"].to_numpy() * 1e-6)
 
 
-def leave_one_out(gemm: dict[str, dict[str, Any]]) -> tuple[dict[str, float], dict[str, Any]]:
-    """(sigma by precision, errors): constants are medians over the same generation, or over all where it has none.
+def leave_one_out(
+    gemm: dict[str, dict[str, Any]],
+) -> tuple[dict[str, float], dict[str, dict[str, float]], dict[str, Any]]:
+    """(sigma by precision, by generation and precision, errors).
 
-    sigma is the root mean square, over the types, of log(predicted / measured) of their large products.
+    Constants are medians over the same generation, or over all where it has no other type; sigma is the root mean
+    square, over the types, of log(predicted / measured) of their large products.
     """
-    rows, report, squares = table("gemm"), {}, {}
+    rows, report = table("gemm"), {}
+    squares: dict[str, list[float]] = {}
+    kindred: dict[str, dict[str, list[float]]] = {}
     for gpu, chip in CHIPS.items():
         for dtype in ("bf16", "fp8", "nvfp4"):
             if dtype not in gemm.get(chip.family, {}):
@@ -54,8 +59,15 @@ def leave_one_out(gemm: dict[str, dict[str, Any]]) -> tuple[dict[str, float], di
                 "bias": round(float(np.median(np.log(ratio))), 3),
                 "from": "its generation" if kin else "all",
             }
-            squares.setdefault(dtype, []).append(float(np.mean(np.log(ratio) ** 2)))
-    return {dtype: round(float(np.sqrt(np.mean(values))), 3) for dtype, values in squares.items()}, report
+            square = float(np.mean(np.log(ratio) ** 2))
+            squares.setdefault(dtype, []).append(square)
+            if kin:
+                kindred.setdefault(GENERATION[chip.family], {}).setdefault(dtype, []).append(square)
+    return _sigmas(squares), {generation: _sigmas(own) for generation, own in kindred.items()}, report
+
+
+def _sigmas(squares: dict[str, list[float]]) -> dict[str, float]:
+    return {dtype: round(float(np.sqrt(np.mean(values))), 3) for dtype, values in squares.items()}
 
 
 #: Older and AMD types: the measured GPU, the catalog's name, the family, and the precision of the rows.
@@ -69,8 +81,13 @@ LEVELS = (
 )
 
 
-def fit_levels(defaults: dict[str, dict[str, float]]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """(constants by family and precision, errors): the default constants, the peak share fitted to a few products."""
+def fit_levels(
+    defaults: dict[str, dict[str, float]], given: dict[str, Any]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """(constants by family and precision, errors): the default constants, the peak share fitted to a few products.
+
+    Families in ``given`` have constants from another fit, of which only the errors are taken.
+    """
     rows = profiles()
     out: dict[str, dict[str, Any]] = {}
     report: dict[str, Any] = {}
@@ -84,10 +101,14 @@ def fit_levels(defaults: dict[str, dict[str, float]]) -> tuple[dict[str, dict[st
         measured = 2 * m * n * k / rate / 1e12
 
         def predict(eff: float) -> Any:
-            fit, size = GemmFit(**{**defaults[dtype], "eff": eff}), ELEMENT_BYTES[dtype]  # noqa: B023
+            own = given.get(family, {}).get(dtype) or {**defaults[dtype], "eff": eff}  # noqa: B023
+            fit, size = GemmFit(**own), ELEMENT_BYTES[dtype]  # noqa: B023
             args = (peak, gpu.num_sms, gpu.memory_bandwidth_bytes_per_s, m, n, k)  # noqa: B023
             return gemm_s(fit, *args, element_bytes=size)
 
+        if family in given:
+            report[f"{family}/{dtype}"] = errors(predict(1.0), measured)
+            continue
         x = least_squares(lambda x: np.log(predict(x[0]) / measured), [0.7], loss="soft_l1", f_scale=0.1).x  # noqa: B023
         out.setdefault(family, {})[dtype] = {**defaults[dtype], "eff": float(f"{x[0]:.3g}")}
         report[f"{family}/{dtype}"] = errors(predict(float(x[0])), measured)
