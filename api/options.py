@@ -53,7 +53,7 @@ ParamsDtype = Annotated[str | None, option("--params-dtype", "Stored parameters.
 GradientDtype = Annotated[str | None, option("--gradient-dtype", "Gradient buffer.", "DTYPE")]
 MainParamsDtype = Annotated[str | None, option("--main-params-dtype", "The optimizer's parameters.", "DTYPE")]
 MomentsDtype = Annotated[str | None, option("--moments-dtype", "The optimizer's moments.", "DTYPE")]
-Optimizer = Annotated[str | None, option("--optimizer", "adam (default) or sgd.", "NAME")]
+Optimizer = Annotated[str | None, option("--optimizer", "adam (default), sgd or muon.", "NAME")]
 MoeLoadFactor = Annotated[
     str | None, option("--moe-load-factor", "Load of the fullest expert rank over the mean. Default 1.", "X")
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from meshwright.specs.batch import FloatArray
@@ -10,12 +12,16 @@ from meshwright.specs.target import RecomputeMode
 from meshwright.specs.workload import BYTES
 
 from . import memory
-from .activations import kept_bytes, layer_activations
+from .activations import Saved, kept_bytes, layer_activations
 from .blocks import BlockKind
 from .local import Local, activation_element_bytes, linear_input_bytes
 
-#: Live bytes a logit: 16-bit logits and gradient in place; unfused 16 bit, fp32 copy, fp32 gradient.
-FUSED_LOGIT_BYTES, UNFUSED_LOGIT_BYTES = 4.0, 10.0
+#: Live bytes a logit: 16-bit logits and their gradient; unfused, as PyTorch composes it, the fp32 log-softmax, its
+#: gradient and that of the logits (``nll_loss_backward`` fills a whole tensor).
+FUSED_LOGIT_BYTES, UNFUSED_LOGIT_BYTES = 4.0, 12.0
+#: Bytes a logit that the backward pass of one loss keeps: the 16-bit gradient in place of fused logits; else the fp32
+#: softmax. They add up where several losses wait for it (multi-token prediction).
+KEPT_FUSED_LOGIT_BYTES, KEPT_LOGIT_BYTES = 2.0, 4.0
 #: Patches of an image for each token that the language model sees (2 x 2 merge), and tokens of an image where the
 #: configuration does not say (336 px at 14 px patches, CLIP ViT-L).
 PATCHES_PER_TOKEN, TOKENS_PER_IMAGE = 4, 576
@@ -65,32 +71,139 @@ def static_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...], transpo
     """[C, (weights, gradients, optimizer)] bytes. ``transposed_copy``: low precision needs both layouts cached."""
     stored, trained = stored_params(kind, at), trained_params(kind, at)
     groups = at.dp * at.cp, at.edp
+    low, size = low_precision_params(kind, at), memory.low_precision_bytes(at.workload.precision, transposed_copy)
+    primary = at.workload.params_dtype == "fp8"
     out = np.zeros((len(at.tp), 3))
     for index in np.unique(at.keys.sharding):
+        name = shardings[index]
         parts = [
-            np.stack(memory.static_bytes(stored[i], trained[i], groups[i], shardings[index], at.workload), axis=1)
+            np.stack(
+                memory.static_bytes(
+                    stored[i],
+                    trained[i],
+                    groups[i],
+                    name,
+                    at.workload,
+                    low[i] if primary else 0.0,
+                    size,
+                    kind.role not in ("embed", "head"),
+                ),
+                axis=1,
+            )
             for i in range(2)
         ]
-        out = np.where((at.keys.sharding == index)[:, None], parts[0] + parts[1], out)
-    low = [linear for linear in at.linears(kind.weights) if linear.low_precision]
-    size = sum((at.numel(linear.weights) for linear in low), np.zeros_like(at.tp))
-    out[:, 0] += memory.low_precision_copy_bytes(size, at.workload.precision, transposed_copy)
+        total = parts[0] + parts[1]
+        if not primary and at.target.low_precision_inputs and memory.held(name).level not in FULLY_SHARDED:
+            # Transformer Engine keeps the quantised copies from one micro-batch to the next.
+            total[:, 0] += (low[0] + low[1]) * size
+        out = np.where((at.keys.sharding == index)[:, None], total, out)
     return out
+
+
+def placeholder_bytes(kinds: Sequence[BlockKind], at: Local) -> FloatArray:
+    """Gradients that Transformer Engine hands to autograd in place of those that it added to the buffer: one cached
+    tensor for each shape of the layers' maps (``get_dummy_wgrad``)."""
+    shapes: dict[tuple[bytes, bytes], FloatArray] = {}
+    for kind in kinds if at.target.gradient_placeholders else ():
+        for linear in at.linears(kind.weights) if kind.trained and kind.layer is not None else ():
+            if linear.name != "router":
+                size = linear.inputs * linear.outputs * activation_element_bytes(at.workload.precision)
+                shapes[linear.inputs.tobytes(), linear.outputs.tobytes()] = size
+    return sum(shapes.values(), np.zeros_like(at.tp))
+
+
+def low_precision_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
+    """(dense, expert) parameters of the maps that run in the workload's low precision; none in 16 and 32 bit."""
+    out = [np.zeros_like(at.tp), np.zeros_like(at.tp)]
+    if at.workload.precision in memory.LOW_PRECISION_BYTES:
+        for linear in at.linears(kind.weights):
+            if linear.low_precision:
+                out[int(linear.expert)] = out[int(linear.expert)] + at.numel(linear.weights)
+    return out[0], out[1]
 
 
 def gathered_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> FloatArray:
-    """Full parameters and gradients of the units that are live under full sharding."""
+    """Full parameters and gradients of the units that are live under full sharding, gone after the unit."""
+    if not at.target.reshard_after_forward:
+        return np.zeros_like(at.tp)
+    parameter, gradient = _gathered_element_bytes(at)
+    dense, expert = _divided_params(kind, at, shardings)
+    trained = np.where(dense + expert > 0, sum(trained_params(kind, at)), 0.0)
+    # The prefetched unit is a layer like this one; embedding and head have layers for neighbours, which are smaller.
+    units = memory.FSDP_LIVE_UNITS if kind.layer is not None else 1
+    # The head's gradient is first live in 16 bits, beside the gradient of the logits.
+    if kind.role == "head":
+        gradient = min(gradient, parameter)
+    out: FloatArray = (dense + expert) * parameter * units + trained * gradient
+    return out
+
+
+def retained_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
+    """(parameters, gradients) that stay whole for the step where full sharding does not drop them after a unit: the
+    gradients of all micro-batches are added up before they are scattered."""
+    nothing = np.zeros_like(at.tp)
+    if at.target.reshard_after_forward:
+        return nothing, nothing
+    parameter, gradient = _gathered_element_bytes(at)
+    dense, expert = _divided_params(kind, at, shardings)
+    return (dense + expert) * parameter, np.where(dense + expert > 0, sum(trained_params(kind, at)), 0.0) * gradient
+
+
+def _gathered_element_bytes(at: Local) -> tuple[int, int]:
+    """Bytes of a gathered parameter (compute runs in 16 bits where the shards are fp32 main parameters) and of its
+    gradient before it is scattered."""
+    wide = at.workload.precision in ("fp32", "tf32")
+    return (4 if wide else min(BYTES[at.workload.params_dtype], 2)), at.workload.gradient_bytes
+
+
+def _divided_params(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
+    """(dense, expert) parameters that full sharding divides over more than one rank."""
     dense, expert = stored_params(kind, at)
-    size = BYTES[at.workload.params_dtype] * memory.FSDP_LIVE_UNITS + BYTES[at.workload.gradient_dtype]
-    sharded = np.isin(at.keys.sharding, [i for i, name in enumerate(shardings) if name in FULLY_SHARDED])
-    return np.where(sharded, (dense + expert) * size, 0.0)
+    replicas = np.array([memory.held(name).replicas for name in shardings])[at.keys.sharding]
+    full = np.array([memory.held(name).level in FULLY_SHARDED for name in shardings])[at.keys.sharding]
+    return (
+        np.where(full & (at.dp * at.cp / replicas > 1), dense, 0.0),
+        np.where(full & (at.edp / replicas > 1), expert, 0.0),
+    )
 
 
 def logit_bytes(at: Local) -> FloatArray:
-    """Live bytes of the logits and their loss on a rank."""
-    each = FUSED_LOGIT_BYTES if at.target.fused_cross_entropy else UNFUSED_LOGIT_BYTES
-    out: FloatArray = each * at.tokens * at.padded(at.model.vocab_size) / at.tp
+    """Live bytes of the logits and their loss on a rank; in chunks, of one chunk."""
+    each = at.target.logit_bytes or (FUSED_LOGIT_BYTES if at.target.fused_cross_entropy else UNFUSED_LOGIT_BYTES)
+    return each * _logits(at) / at.target.loss_chunks
+
+
+def _logits(at: Local) -> FloatArray:
+    out: FloatArray = at.tokens * at.padded(at.model.vocab_size) / at.tp
     return out
+
+
+def kept_logit_bytes(at: Local) -> FloatArray:
+    """Bytes that one loss keeps for its backward pass; a chunked loss runs it at once."""
+    if at.target.loss_chunks > 1:
+        return np.zeros_like(at.tp)
+    return (KEPT_FUSED_LOGIT_BYTES if at.target.fused_cross_entropy else KEPT_LOGIT_BYTES) * _logits(at)
+
+
+def offloaded_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...]) -> FloatArray:
+    """Bytes of a block that wait in host memory for one in-flight micro-batch, by ``activation_offload_modules``."""
+    out = np.zeros_like(at.tp)
+    if kind.layer is None or not at.target.activation_offload_modules:
+        return out
+    saved = layer_activations(kind.layer, at)
+    for index in np.unique(at.keys.recompute):
+        out = np.where(at.keys.recompute == index, _offloaded(saved, modes[index], at), out)
+    return out
+
+
+def _offloaded(saved: Saved, mode: RecomputeMode, at: Local) -> FloatArray:
+    """Of what recomputation keeps; nothing under ``full``, which keeps one input."""
+    if mode.granularity == "full" or "moe" in mode.modules:
+        return np.zeros_like(at.tp)
+    again = {"moe_act": "moe_act", "layernorm": "qkv_linear", "core_attn": "core_attn"}
+    gone = {again[module] for module in mode.modules if module in again}
+    names = [name for name in at.target.activation_offload_modules if name not in gone]
+    return sum((saved.offloadable[name] for name in names if name in saved.offloadable), np.zeros_like(at.tp))
 
 
 def patches(at: Local) -> FloatArray:
@@ -105,7 +218,9 @@ def activation_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...
     hidden = activation_element_bytes(at.workload.precision) * at.model.hidden_size
     kept, transient = np.zeros_like(at.tp), np.zeros_like(at.tp)
     if kind.role == "embed":
-        return 8.0 * at.tokens, hidden * (at.tokens + at.own_tokens)  # token ids; output before and after scatter
+        # Token ids and the mask; output before and after scatter.
+        masks = at.model.hidden_size * at.own_tokens if at.workload.dropout else 0.0
+        return 8.0 * at.tokens + masks, hidden * (at.tokens + at.own_tokens)
     if kind.role == "head":
         return 2 * hidden * at.own_tokens, logit_bytes(at) + hidden * at.tokens
     if kind.role == "vision" and at.model.vision:
@@ -118,11 +233,12 @@ def activation_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...
     saved = layer_activations(kind.layer, at)
     for index in np.unique(at.keys.recompute):
         some, work = kept_bytes(saved, modes[index], kind.layer, at)
+        some = some - _offloaded(saved, modes[index], at)
         here = at.keys.recompute == index
         kept, transient = np.where(here, some, kept), np.where(here, work, transient)
     if kind.role == "mtp":
         # Normed hidden state and embedding, their concatenation, the projection, and a head of its own.
-        kept = kept + 8 * hidden * at.own_tokens
+        kept = kept + 8 * hidden * at.own_tokens + kept_logit_bytes(at)
         transient = np.maximum(transient, logit_bytes(at) + hidden * at.tokens)
     return kept, transient
 

@@ -18,6 +18,9 @@ from .block_memory import (
     activation_bytes,
     gathered_bytes,
     logit_bytes,
+    offloaded_bytes,
+    placeholder_bytes,
+    retained_bytes,
     static_bytes,
     trained_params,
     weight_stash_bytes,
@@ -76,6 +79,11 @@ class CostModel:
         return block_table(self.model, self.workload, self.target)
 
     @property
+    def levels_of_sharding(self) -> tuple[str, ...]:
+        """What communication prices: the level of each sharding, over the whole group."""
+        return tuple(memory.held(name).level for name in self.shardings)
+
+    @property
     def pools(self) -> tuple[Pool, ...]:
         return self.cluster.pools
 
@@ -89,14 +97,18 @@ class CostModel:
         forward, backward = (np.zeros((count, pools, kinds, len(TERMS))) for _ in range(2))
         static = np.zeros((count, kinds, len(STATIC)))
         weight_gradient = np.zeros((count, pools, kinds))
-        kept, transient, stash, dense, expert = (np.zeros((count, kinds)) for _ in range(5))
+        kept, transient, stash, dense, expert, host = (np.zeros((count, kinds)) for _ in range(6))
         transposed = any((on.gpu.compute_capability or 0.0) < EITHER_LAYOUT for on in self.devices)
+        always = memory.WORKSPACE_BYTES + placeholder_bytes(self.kinds, at)
         for b, kind in enumerate(self.kinds):
             dense[:, b], expert[:, b] = trained_params(kind, at)
             static[:, b] = static_bytes(kind, at, self.shardings, transposed)
+            for column, more in enumerate(retained_bytes(kind, at, self.shardings)):
+                static[:, b, column] += more
+            host[:, b] = offloaded_bytes(kind, at, self.recompute_modes)
             kept[:, b], transient[:, b] = activation_bytes(kind, at, self.recompute_modes)
             stash[:, b] = weight_stash_bytes(kind, at)
-            transient[:, b] += memory.WORKSPACE_BYTES + gathered_bytes(kind, at, self.shardings)
+            transient[:, b] += always + gathered_bytes(kind, at, self.shardings)
             for g, pool in enumerate(self.pools):
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
@@ -104,9 +116,9 @@ class CostModel:
                 timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.overlap, self.multipliers[g])
                 pieces = block_pieces(kind, timer).take(rows)
                 by = self.multipliers[g]
-                host = self.devices[g].fit.host_call_s * by.host
-                one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, host, self.graphs)
-                add_sharded_comm(kind, at, pool.levels, self.shardings, one, two, by.dp_comm)
+                call_s = self.devices[g].fit.host_call_s * by.host
+                one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, call_s, self.graphs)
+                add_sharded_comm(kind, at, pool.levels, self.levels_of_sharding, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
                 weight_gradient[:, g, b] = pieces.weight_gradient
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
@@ -124,6 +136,7 @@ class CostModel:
             limit_bytes=limits,
             weight_gradient_s=weight_gradient,
             weight_stash_bytes=stash,
+            host_bytes=host,
         )
 
     def logit_bytes_of(self, cells: CellCosts) -> FloatArray:
@@ -153,7 +166,7 @@ class CostModel:
             devices=self.devices,
             workload=self.workload,
             target=self.target,
-            shardings=self.shardings,
+            shardings=self.levels_of_sharding,
             multipliers=self.multipliers,
             bucket_params=self.overlap.bucket_params,
         )

@@ -15,12 +15,13 @@ from meshwright.specs.plan import Hsdp, Plan, Stage, expand_blocks, parse_range
 from meshwright.specs.target import RecomputeMode, Target
 from meshwright.specs.workload import Workload
 
-from . import memory, schedules
+from . import memory, schedules, stage_memory
 from .cells import CostModel
 from .flops import model_flops
 from .learned import interval_of
 from .mixed_stage import joint_tail
 from .multipliers import Multipliers
+from .offload import OFFLOAD_BUFFERS, offload_s
 from .overlap import overlap_of
 from .plan_schedule import check_schedule, ends_meet, with_copies
 from .protocol import STATIC, TERMS, CellCosts
@@ -34,7 +35,8 @@ class StageSums:
     ``forward_terms_s``, ``backward_terms_s`` [P, V, TERMS]; ``static`` [P, 3]; ``activations`` [P, V] for one
     micro-batch; ``transient``, ``logits`` [P]; ``dense``, ``expert`` trained parameters [P]; ``pools`` [P] of the
     slowest group; ``first_ranks`` [P] inside its pool. ``weight_s`` [P, V] is the part of the backward that weight
-    gradients take, ``stash`` [P, V] the bytes they wait for. V counts the chunks that a rank holds.
+    gradients take, ``stash`` [P, V] the bytes they wait for. ``host`` [P, V] are activations in host memory for one
+    micro-batch, ``host_optimizer`` [P] optimizer state there. V counts the chunks that a rank holds.
     """
 
     cells: CellCosts
@@ -53,6 +55,8 @@ class StageSums:
     fixed_bytes: FloatArray
     weight_s: FloatArray
     stash: FloatArray
+    host: FloatArray
+    host_optimizer: FloatArray
 
 
 def estimate(
@@ -74,26 +78,29 @@ def estimate(
     alive = schedules.activation_peak_bytes(
         schedules.get(plan.schedule), sums.activations, sums.stash, plan.num_microbatches
     )
-    if plan.options.ep_comm_overlap:
-        # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more).
+    if plan.options.ep_comm_overlap and plan.pp > 1:
+        # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more). On one
+        # stage it takes the layers' room as the backward leaves them.
         alive = alive + sums.activations.max(axis=1)
-    stages = [_stage(sums, p, step, float(alive[p])) for p in range(plan.pp)]
+    stages = [_stage(costs, plan, sums, p, float(alive[p]), step) for p in range(plan.pp)]
     low, high, level = interval_of(costs.traits[int(sums.pools[step.critical_stage])])
+    exposed_s, host_bytes = _offload(costs, plan, sums)
+    step_s = step.step_time_s + exposed_s
     used = plan.num_ranks
     peak = sum(_peaks(costs, plan))
     fit = memory.fits([s.allocated_bytes for s in stages], sums.fixed_bytes, sums.limit_bytes, memory_headroom)
     return Estimate(
-        step_time_s=step.step_time_s,
-        interval_s=(step.step_time_s * low, step.step_time_s * high),
+        step_time_s=step_s,
+        interval_s=(step_s * low, step_s * high),
         interval_level=level,
-        tokens_per_s_per_gpu=workload.tokens_per_step / step.step_time_s / used,
-        mfu=model_flops(model, workload) / step.step_time_s / peak if peak else 0.0,
+        tokens_per_s_per_gpu=workload.tokens_per_step / step_s / used,
+        mfu=model_flops(model, workload) / step_s / peak if peak else 0.0,
         fits=bool(fit.all()),
         assumptions=_assumptions(costs, plan),
         gpus_used=used,
         gpus_offered=cluster.num_gpus,
-        host_ram_bytes=0,
-        breakdown_s=_breakdown(plan, sums, step),
+        host_ram_bytes=host_bytes,
+        breakdown_s=_breakdown(plan, sums, step) | ({"offload": exposed_s} if host_bytes else {}),
         critical_stage=step.critical_stage,
         rungs=_rungs(costs),
         stages=tuple(stages),
@@ -130,14 +137,16 @@ def stage_sums(
     vpp = max(len(stage.chunks) for stage in stages)
     shape = (plan.pp, vpp)
     forward, backward = np.zeros((*shape, len(TERMS))), np.zeros((*shape, len(TERMS)))
-    activations, weight, stash = (np.zeros(shape) for _ in range(3))
+    activations, weight, stash, host = (np.zeros(shape) for _ in range(4))
     static = np.zeros((plan.pp, len(STATIC)))
-    transient, logits, dense, expert, limit, fixed = (np.zeros(plan.pp) for _ in range(6))
+    transient, logits, dense, expert, limit, fixed, host_optimizer = (np.zeros(plan.pp) for _ in range(7))
     pools, first_ranks = np.zeros(plan.pp, dtype=np.int64), np.zeros(plan.pp, dtype=np.int64)
     starts = _pool_starts(plan)
     logits_of = costs.logit_bytes_of(cells)
     for p, stage in enumerate(stages):
         kinds = _kinds_and_rows(costs, stage, instances, rows[p])
+        layers = [place for place, (_, b, _) in enumerate(kinds) if costs.kinds[b].layer is not None]
+        offloaded, buffers = frozenset(layers[: plan.options.activation_offload_layers]), 0.0
         groups = []
         for group in stage.groups:
             if group.pool not in pool_index:
@@ -147,18 +156,24 @@ def stage_sums(
             total = share * sum(float(f.sum() + w.sum()) for f, w in seconds)
             groups.append((total, g, share, seconds))
         _, g, share, seconds = max(groups, key=lambda item: item[0])
-        for (chunk, b, row), (one, two) in zip(kinds, seconds, strict=True):
+        for place, ((chunk, b, row), (one, two)) in enumerate(zip(kinds, seconds, strict=True)):
             forward[p, chunk] += share * one
             backward[p, chunk] += share * two
             static[p] += cells.static_bytes_by[row, b]
             weight[p, chunk] += share * cells.weight_gradient_s[row, g, b]
-            activations[p, chunk] += cells.activation_bytes[row, b]
             stash[p, chunk] += cells.weight_stash_bytes[row, b]
+            kept = cells.activation_bytes[row, b]
+            (host if place in offloaded else activations)[p, chunk] += kept
+            host[p, chunk] += 0.0 if cells.host_bytes is None else cells.host_bytes[row, b]
+            buffers = max(buffers, OFFLOAD_BUFFERS * kept if place in offloaded else 0.0)
             dense[p] += cells.dense_params[row, b]
             expert[p] += cells.expert_params[row, b]
             if cells.transient_bytes[row, b] > transient[p]:
                 transient[p] = cells.transient_bytes[row, b]
                 logits[p] = logits_of[row] if costs.blocks.kinds[b] in ("head", "mtp") else 0.0
+        transient[p] += buffers
+        host_optimizer[p] = plan.options.optimizer_offload_fraction * static[p, STATIC.index("optimizer")]
+        static[p, STATIC.index("optimizer")] -= host_optimizer[p]
         pools[p], first_ranks[p] = g, starts[p]
         indices = [item[1] for item in groups]
         limit[p], fixed[p] = cells.limit_bytes[indices].min(), cells.fixed_bytes[rows[p][0], indices].max()
@@ -182,6 +197,8 @@ def stage_sums(
         fixed,
         weight,
         stash,
+        host,
+        host_optimizer,
     )
 
 
@@ -210,8 +227,8 @@ def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple
 
 
 def _sharding(stage: Stage) -> str:
-    """Hybrid sharding is priced as full sharding over the whole group (stated in the assumptions)."""
-    return "fsdp" if isinstance(stage.sharding, Hsdp) else stage.sharding
+    """The level, or ``hsdp:N`` with N replicas of hybrid sharding."""
+    return f"hsdp:{stage.sharding.hsdp.replicate}" if isinstance(stage.sharding, Hsdp) else stage.sharding
 
 
 #: Modules of a layer whose host calls a CUDA graph scope of Megatron captures (``--cuda-graph-scope``).
@@ -237,6 +254,11 @@ def _graphs(plan: Plan) -> frozenset[str]:
 def _with_options(target: Target, plan: Plan) -> Target:
     """The target with the switches that the plan sets."""
     options = plan.options
+    chosen = {
+        "loss_chunks": options.loss_chunks,
+        "reshard_after_forward": options.reshard_after_forward,
+        "activation_offload_modules": options.activation_offload_modules or None,
+    }
     tensor_parallel = any(stage.degrees.tp > 1 for stage in plan.stages)
     return target.model_copy(
         update={
@@ -246,7 +268,9 @@ def _with_options(target: Target, plan: Plan) -> Target:
             "overlap_param_gather": options.overlap_param_gather,
             "fused_cross_entropy": options.fused_cross_entropy,
             "dispatcher": options.dispatcher or target.dispatcher,
+            "moe_comm_overlap": options.ep_comm_overlap or target.moe_comm_overlap,
         }
+        | {name: value for name, value in chosen.items() if value is not None}
     )
 
 
@@ -322,26 +346,42 @@ def _pool_starts(plan: Plan) -> list[int]:
     return out
 
 
-def _stage(sums: StageSums, p: int, step: StepTime, alive: float) -> StageEstimate:
+def _stage(costs: CostModel, plan: Plan, sums: StageSums, p: int, alive: float, step: StepTime) -> StageEstimate:
     """Memory and busy time of one stage, whose activations take ``alive`` bytes at their peak."""
-    parts = dict(zip(STATIC, sums.static[p], strict=True))
-    parts |= {
-        "activations": alive,
-        "logits": sums.logits[p],
-        "transient": sums.transient[p] - sums.logits[p] - memory.WORKSPACE_BYTES,
-        "fixed": memory.WORKSPACE_BYTES,
-    }
-    whole = {name: max(round(float(value)), 0) for name, value in parts.items()}
-    allocated = sum(whole.values())
+    parts = stage_memory.parts(
+        sums.static[p],
+        alive,
+        float(sums.transient[p]),
+        float(sums.logits[p]),
+        costs.target.gradient_buffer or plan.num_microbatches > 1,
+    )
+    allocated = sum(parts.values())
     return StageEstimate(
         allocated_bytes=allocated,
         reserved_bytes=round(float(memory.reserved_bytes(allocated, sums.fixed_bytes[p]))),
         limit_bytes=round(float(sums.limit_bytes[p])),
-        breakdown_bytes=whole,
+        first_step_bytes=stage_memory.first_step_bytes(parts, costs.workload),
+        breakdown_bytes=parts,
         forward_s=float(sums.forward_terms_s[p].sum()),
         backward_s=float(sums.backward_terms_s[p].sum()),
         busy_s=float(step.timeline.busy_s[p]),
     )
+
+
+def _offload(costs: CostModel, plan: Plan, sums: StageSums) -> tuple[float, int]:
+    """(exposed seconds of a step, bytes of host memory on the fullest node) of what the plan offloads."""
+    seconds, fullest = 0.0, 0
+    schedule = schedules.get(plan.schedule)
+    alive = schedules.activation_peak_bytes(schedule, sums.host, np.zeros_like(sums.host), plan.num_microbatches)
+    for p, kept in enumerate(alive):
+        place = int(sums.pools[p])
+        passes = float(sums.forward_terms_s[p].sum()), float(sums.backward_terms_s[p].sum())
+        state, moved = float(sums.host_optimizer[p]), float(sums.host[p].sum())
+        params = state / memory.optimizer_bytes_per_param(costs.workload)
+        seconds = max(seconds, offload_s(costs.devices[place].gpu, plan.num_microbatches, moved, passes, params))
+        each = float(kept) + state
+        fullest = max(fullest, round(each * costs.pools[place].gpus_per_node))
+    return seconds, fullest
 
 
 def _breakdown(plan: Plan, sums: StageSums, step: StepTime) -> dict[str, float]:
@@ -380,7 +420,7 @@ def _assumptions(costs: CostModel, plan: Plan) -> tuple[str, ...]:
     if schedules.get(plan.schedule).copies > 1:
         out.append("gradients are reduced within each copy of the model; adding up the copies is not priced")
     if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):
-        out.append("hybrid sharding is priced as full sharding over the whole data-parallel group")
+        out.append("communication of hybrid sharding is priced as full sharding over the whole data-parallel group")
     out += [
         f"{on.gpu.name}: no operator measurements ship for {workload.precision}; rates from its family"
         for on in costs.devices

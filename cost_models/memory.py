@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.specs.batch import FloatArray, IntArray
 from meshwright.specs.workload import BYTES, Workload
 
-#: Allocated over reserved bytes of torch's caching allocator: 66.55 of 70.9 GB measured on a B200 run of SimuMax
-#: (docs/b200, Apache-2.0), whose own model uses the same 0.94.
-ALLOCATED_OVER_RESERVED = 0.94
+#: Allocated over reserved bytes of torch's caching allocator: median of the eleven measured runs that state both
+#: (SimuMax docs/b200, Megatron-Bridge verification cards), 0.93 to 0.98. It holds on a full card too: the fullest
+#: published run allocates 0.954 of what the context leaves (Megatron-Bridge, Qwen3.8-27B on GB200).
+ALLOCATED_OVER_RESERVED = 0.96
 #: Context, modules and lazily loaded kernels of a CUDA process, outside torch's allocator (nvidia-smi of an idle
 #: torch process on H100: about 0.5 GiB).
 CONTEXT_BYTES = 0.5 * 2**30
@@ -21,6 +24,23 @@ NCCL_FAMILY_BYTES = 367e6
 WORKSPACE_BYTES = 96 * 2**20
 #: FSDP units whose full parameters are live at once: the one that runs and the one prefetched.
 FSDP_LIVE_UNITS = 2
+#: Bytes of a stored element and its scales by precision: one scale byte for 32 (MX) or 16 (NVFP4) elements; NVFP4 packs
+#: two elements a byte (OCP MX specification 1.0; NVIDIA NVFP4).
+LOW_PRECISION_BYTES = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a sharding name means for memory: its ``level`` divides over a group's ranks / ``replicas``."""
+
+    level: str
+    replicas: int
+
+
+def held(name: str) -> Held:
+    """``fsdp``, or ``hsdp:4``: full sharding inside each of 4 replicas."""
+    level, _, replicas = name.partition(":")
+    return Held("fsdp", int(replicas)) if level == "hsdp" else Held(level, 1)
 
 
 def reserved_bytes(allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike) -> FloatArray:
@@ -39,7 +59,7 @@ def block_capacity_bytes(limit_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike,
 def fits(
     allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike, limit_bytes: npt.ArrayLike, headroom: float = 0.0
 ) -> npt.NDArray[np.bool_]:
-    """Whether a rank fits: ``fixed + allocated / 0.94 <= limit * (1 - headroom)``."""
+    """Whether a rank fits: ``fixed + allocated / 0.96 <= limit * (1 - headroom)``."""
     return np.asarray(np.asarray(allocated_bytes) <= block_capacity_bytes(limit_bytes, fixed_bytes, headroom))
 
 
@@ -55,23 +75,40 @@ def fixed_bytes(tp: IntArray, cp: IntArray, ep: IntArray, stage_ranks: IntArray)
     return out
 
 
-def optimizer_bytes_per_param(workload: Workload) -> float:
-    """Main copy (none where parameters are fp32 themselves) and the moments: two of Adam, one of SGD with momentum."""
+def optimizer_bytes_per_param(workload: Workload, matrices: bool = True) -> float:
+    """Main copy (none where parameters are fp32 themselves) and :func:`moment_bytes_per_param`."""
     own_master = workload.params_dtype == "fp32" and workload.main_params_dtype == "fp32"
     main = 0 if own_master else BYTES[workload.main_params_dtype]
-    moments = 2 if workload.optimizer == "adam" else 1
-    return main + moments * BYTES[workload.moments_dtype]
+    return main + moment_bytes_per_param(workload, matrices)
+
+
+def moment_bytes_per_param(workload: Workload, matrices: bool = True) -> float:
+    """Two moments of Adam, one of SGD with momentum.
+
+    Muon keeps one for the matrices of the layers; embedding and head (``matrices`` false) stay with Adam.
+    """
+    single = workload.optimizer == "sgd" or (workload.optimizer == "muon" and matrices)
+    return (1 if single else 2) * BYTES[workload.moments_dtype]
 
 
 def static_bytes(
-    stored: FloatArray, trained: FloatArray, shards: FloatArray, sharding: str, workload: Workload
+    stored: FloatArray,
+    trained: FloatArray,
+    shards: FloatArray,
+    sharding: str,
+    workload: Workload,
+    low: FloatArray | float = 0.0,
+    low_bytes: float = 0.0,
+    matrices: bool = True,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(weights, gradients, optimizer) bytes of ``stored`` parameters of which ``trained`` are trained.
 
     ``shards`` ranks divide: nothing under ``none``, optimizer state under ``zero1``, gradients too under ``zero2``,
-    and all three under ``zero3`` and ``fsdp``.
+    and all three under ``zero3`` and ``fsdp``; under ``hsdp:N`` they are N replicas. ``low`` of the stored parameters
+    are in low precision themselves (``params_dtype`` fp8) at ``low_bytes`` each; the others are then 16 bit.
     """
-    part = np.maximum(shards, 1.0)
+    kept = held(sharding)
+    part = np.maximum(shards / kept.replicas, 1.0)
     whole = np.ones_like(part)
     divides = {
         "none": (whole, whole, whole),
@@ -79,14 +116,15 @@ def static_bytes(
         "zero2": (whole, part, part),
         "zero3": (part, part, part),
         "fsdp": (part, part, part),
-    }[sharding]
-    weights = stored * BYTES[workload.params_dtype] / divides[0]
-    gradients = trained * BYTES[workload.gradient_dtype] / divides[1]
-    return weights, gradients, trained * optimizer_bytes_per_param(workload) / divides[2]
+    }[kept.level]
+    each = 2 if workload.params_dtype == "fp8" else BYTES[workload.params_dtype]
+    weights = ((stored - low) * each + low * low_bytes) / divides[0]
+    gradients = trained * workload.gradient_bytes / divides[1]
+    return weights, gradients, trained * optimizer_bytes_per_param(workload, matrices) / divides[2]
 
 
-def low_precision_copy_bytes(linear_params: FloatArray, precision: str, transposed: bool) -> FloatArray:
-    """Quantised weight copies that Transformer Engine caches beside 16-bit parameters: one, or two where the hardware
-    multiplies only one layout (Hopper fp8)."""
-    size = {"fp8": 1.0, "mxfp8": 2 * 1.03125, "nvfp4": 2 * 0.5625}.get(precision, 0.0)
-    return linear_params * size * (2.0 if transposed and precision == "fp8" else 1.0)
+def low_precision_bytes(precision: str, transposed: bool) -> float:
+    """Bytes a weight takes in the precision that GEMMs read: two layouts of MX and NVFP4 blocks (scales run along the
+    reduced axis), and of fp8 where the hardware multiplies only one (Hopper; ``transposed``). 0 in 16 and 32 bit."""
+    size = LOW_PRECISION_BYTES.get(precision, 0.0)
+    return size * (2.0 if precision != "fp8" or transposed else 1.0)

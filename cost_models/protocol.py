@@ -44,7 +44,7 @@ class CellCosts:
     ``limit_bytes``: [G] memory that a plan may use.
     ``weight_gradient_s``: [C, G, B] the part of the backward seconds that weight gradients take, and
     ``weight_stash_bytes``: [C, B] what a micro-batch keeps for them once its input gradient is done; schedules that
-    run them apart need both, others neither.
+    run them apart need both, others neither. ``host_bytes``: [C, B] kept in host memory for one in-flight micro-batch.
     """
 
     keys: CellKeys
@@ -59,6 +59,7 @@ class CellCosts:
     limit_bytes: FloatArray
     weight_gradient_s: FloatArray
     weight_stash_bytes: FloatArray
+    host_bytes: FloatArray | None = None
 
     @property
     def forward_s(self) -> FloatArray:

@@ -10,13 +10,15 @@ from .base import Document
 class StageEstimate(Document):
     """Memory and busy time of one stage (its fullest rank).
 
-    ``breakdown_bytes`` sums to ``allocated_bytes``; ``busy_s`` is compute and exposed communication of all its
+    ``breakdown_bytes`` sums to ``allocated_bytes``, the peak of a steady step; ``first_step_bytes`` is that of the
+    first one, before the optimizer has moments. ``busy_s`` is compute and exposed communication of all its
     micro-batches.
     """
 
     allocated_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt
     limit_bytes: PositiveInt
+    first_step_bytes: NonNegativeInt | None = None
     breakdown_bytes: dict[str, NonNegativeInt]
     forward_s: NonNegativeFloat
     backward_s: NonNegativeFloat
@@ -27,7 +29,8 @@ class Estimate(Document):
     """What a plan costs. ``breakdown_s`` follows the critical stage and sums to ``step_time_s``.
 
     ``rungs`` says for each term where its numbers come from (measured layer, measured operator, shipped fit, spec
-    roofline). ``interval_s`` holds the step time with probability ``interval_level``.
+    roofline). ``host_ram_bytes`` is what offload needs on the fullest node. ``interval_s`` holds the step time with
+    probability ``interval_level``.
     """
 
     step_time_s: PositiveFloat

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_v
 from .base import Document
 from .fields import Count
 from .schedules import ScheduleName, runs_chunks
-from .target import RecomputeMode
+from .target import OffloadModule, RecomputeMode
 
 GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 CpComm = Literal["p2p", "a2a", "allgather", "a2a+p2p"]
@@ -124,12 +124,15 @@ class Devices(Document):
 
 
 class Options(Document):
-    """Switches of the target that a plan sets.
+    """Switches of the target that a plan sets; a value of null keeps the target's.
 
     ``ep_comm_overlap``: expert exchange under the compute of another micro-batch; ``delay_wgrad`` delays weight
     gradients to fill it. ``moe_shared_expert_overlap``: expert exchange under the shared expert. ``fp8_dispatch``:
     tokens go to their experts in FP8. ``cp_a2a_size``: ranks that exchange heads under ``a2a+p2p``.
     ``grad_bucket_params``: parameters of a gradient bucket; the framework's default if not given.
+    ``activation_offload_layers`` are the first layers of each rank whose activations wait in host memory,
+    ``activation_offload_modules`` the modules whose inputs do; ``optimizer_offload_fraction`` is the share of the
+    optimizer state that lives and is updated there.
     """
 
     sequence_parallel: bool = False
@@ -150,6 +153,11 @@ class Options(Document):
     fused_cross_entropy: bool = True
     grouped_gemm: bool = False
     dist_opt_instances: PositiveInt = 1
+    loss_chunks: Count | None = None
+    reshard_after_forward: bool | None = None
+    activation_offload_layers: NonNegativeInt = 0
+    activation_offload_modules: tuple[OffloadModule, ...] = ()
+    optimizer_offload_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     vp_group_size: PositiveInt | None = None
 
 

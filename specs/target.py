@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from .base import Document
 
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "alternate_ops"
+]
+#: Inputs that Megatron's fine-grained offload moves to host memory (``--offload-modules``).
+OffloadModule = Literal[
+    "attn_norm", "mlp_norm", "qkv_linear", "core_attn", "attn_proj", "expert_fc1", "moe_act", "fused_group_mlp"
+]
 
 
 class RecomputeMode(Document):
     """Which activations are computed again in the backward pass.
 
     ``num_layers`` with method ``block`` counts the recomputed layers of each stage chunk (the others keep all); with
-    ``uniform`` it is the group size.
+    ``uniform`` it is the group size. Module ``alternate_ops`` keeps only the results of attention and of every second
+    product of a layer, and computes all else again (torchtitan's selective ``op`` policy).
     """
 
     granularity: Literal["none", "selective", "full"] = "none"
@@ -40,6 +47,18 @@ class Target(Document):
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
     ``deepspeed_pipeline``: stages send a part from every tensor-parallel rank, and the gradients of a shared embedding
     are added up in the parameters' dtype (DeepSpeed ``PipelineEngine``), where Megatron sends the whole and adds fp32.
+
+    Memory: ``logit_bytes`` are live at once for each logit (by default 4 where cross-entropy is fused, else 12;
+    Megatron's own works in place on an fp32 copy of 16-bit logits: 6). ``loss_chunks`` pieces of the sequence pass
+    head and loss one after the other. ``low_precision_inputs``: GEMM inputs are kept quantised for the weight
+    gradient (Transformer Engine), not in 16 bits (torchao). ``fused_activation``: one kernel computes a gated
+    activation; else the result before the gate is kept too. ``gradient_buffer``: gradients have a buffer all the
+    time; else one micro-batch's gradients come up while its activations go. ``gradient_placeholders``: gradients go
+    straight to their buffer, and autograd gets a cached tensor of each weight's shape (Transformer Engine).
+    ``gathered_inputs_kept``: under sequence parallelism the inputs of column-parallel maps are kept as gathered,
+    not gathered again (DTensor). ``reshard_after_forward``: full sharding drops gathered parameters after each
+    unit. ``moe_comm_overlap``: expert all-to-all runs beside the compute of another micro-batch.
+    ``activation_offload_modules`` live in host memory between forward and backward.
     """
 
     name: str
@@ -63,6 +82,16 @@ class Target(Document):
     overlap_param_gather: bool = True
     fused_cross_entropy: bool = True
     fused_attention: bool = True
+    logit_bytes: PositiveFloat | None = None
+    loss_chunks: PositiveInt = 1
+    low_precision_inputs: bool = True
+    fused_activation: bool = True
+    gradient_buffer: bool = True
+    gradient_placeholders: bool = False
+    gathered_inputs_kept: bool = False
+    reshard_after_forward: bool = True
+    moe_comm_overlap: bool = False
+    activation_offload_modules: tuple[OffloadModule, ...] = ()
     grouped_gemm: bool = True
     deepspeed_pipeline: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"

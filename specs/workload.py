@@ -48,11 +48,14 @@ class Workload(Document):
     """Task, batch, sequence and numerics of a training run.
 
     ``frozen`` names modules without gradients (``vision``, ``embedding``, ``decoder``, ``head``). Dtypes are those
-    of the stored parameter copy, the gradient buffer, the optimizer's main parameters and its moments; a dtype that is
+    of the stored parameter copy, the gradients as they are reduced, the buffer that adds them up
+    (``main_gradient_dtype``, by default the same), the optimizer's main parameters and its moments; a dtype that is
     not given follows from ``precision``. Main parameters of the same dtype as the stored ones are no separate copy.
     ``moe_capacity_factor`` drops tokens beyond that multiple of an expert's even share (None: no token is dropped).
     ``moe_load_factor`` is the load of the fullest expert rank over the mean (1 = perfectly balanced). ``mtp`` trains
-    the model's multi-token-prediction layers too.
+    the model's multi-token-prediction layers too. ``dropout``: hidden and attention dropout are on, so their masks are
+    kept. ``params_dtype`` fp8 stores the linear maps of the layers in fp8 (``fp8_param_gather``), the rest in bf16.
+    Optimizer ``muon`` keeps one momentum for the maps of the layers and trains embedding and head with Adam.
     """
 
     task: Task = "pretrain"
@@ -63,9 +66,11 @@ class Workload(Document):
     precision: Precision = "bf16"
     params_dtype: Dtype = "bf16"
     gradient_dtype: Dtype = "fp32"
+    main_gradient_dtype: Dtype | None = None
     main_params_dtype: Dtype = "fp32"
     moments_dtype: Dtype = "fp32"
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    dropout: Annotated[bool, Field(strict=True)] = False
     moe_capacity_factor: Positive | None = None
     moe_load_factor: Annotated[float, Field(strict=True, ge=1.0, le=1e6)] = 1.0
     mtp: Annotated[bool, Field(strict=True)] = False
@@ -102,6 +107,11 @@ class Workload(Document):
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_length
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes a parameter of the buffer that micro-batches add their gradients to."""
+        return BYTES[self.main_gradient_dtype or self.gradient_dtype]
 
     @property
     def main_params_bytes(self) -> int:

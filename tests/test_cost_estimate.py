@@ -264,7 +264,7 @@ def test_terms_say_where_their_numbers_come_from() -> None:
 def test_workspace_is_the_fixed_part_of_what_torch_allocates() -> None:
     result = run(small(), plan(small(), tp=4, dp=8, m=4))
     assert result.stages[0].breakdown_bytes["fixed"] == memory.WORKSPACE_BYTES
-    outside = result.stages[0].reserved_bytes - result.stages[0].allocated_bytes / 0.94
+    outside = result.stages[0].reserved_bytes - result.stages[0].allocated_bytes / 0.96
     assert outside == pytest.approx(memory.CONTEXT_BYTES + 3 * memory.NCCL_FAMILY_BYTES, abs=2)
 
 

@@ -126,10 +126,8 @@ def _case(run: Run, models: Mapping[str, Mapping[str, Any]]) -> Case:
         micro_batch_size=_same([stage.micro_batch_size for stage in stages]), num_microbatches=m, schedule="1f1b",
         sharding=sharding, recompute=recompute, stages=tuple(stages), options=options,
     )  # fmt: skip
-    workload = workload_of(run, stack, precision, run.global_batch_size, mtp=False)
-    target = target_of(run, stack, options, recompute).model_copy(
-        update={"deepspeed_pipeline": "deepspeed" in stack.name}
-    )
+    workload = workload_of(run, stack, model, precision, sharding, run.global_batch_size, mtp=False)
+    target = target_of(run, stack, options)
     return Case(run, stack, "", model, cluster, workload, target, plan, 1.0, tuple(notes))
 
 

@@ -8,8 +8,10 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from meshwright.specs.attention import SoftmaxAttention
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.errors import SpecError
+from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import (
     Chunk,
@@ -25,7 +27,7 @@ from meshwright.specs.plan import (
     collapse_blocks,
     format_range,
 )
-from meshwright.specs.target import RecomputeMode, Target
+from meshwright.specs.target import OffloadModule, RecomputeMode, Target
 from meshwright.specs.workload import PARAMS_DTYPE, Workload
 
 from .architectures import model_of
@@ -35,6 +37,10 @@ from .rows import Run, UnsupportedError
 from .stacks import BASE_TARGET, Stack, release_of, stack_of
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "tf32", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+#: Stacks on Megatron-LM with Transformer Engine.
+MEGATRON_STACKS = ("megatron-lm", "megatron-bridge", "nemo")
+#: Stacks on PyTorch's own full sharding and autograd: gradients are tensors that come and go.
+TORCH_STACKS = ("torchtitan", "automodel", "llm-foundry", "transformers")
 MODULES = ("moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "core_attn")
 
 
@@ -59,7 +65,11 @@ def case_of(run: Run, models: dict[str, dict[str, object]]) -> Case:
     notes: list[str] = []
     if run.model not in models:
         raise UnsupportedError(f"model {run.model!r} is not in the models file")
-    model = model_of(run.model, {**models[run.model], **run.overrides}, notes)
+    overrides = dict(run.overrides)
+    if overrides.get("num_layers") is not None and str(overrides["num_layers"]) == run.flags.get("mtp_num_layers"):
+        notes.append("num_layers of the overrides is the number of MTP layers, misread")
+        del overrides["num_layers"]
+    model = model_of(run.model, {**models[run.model], **overrides}, notes)
     stack = stack_of(run.framework)
     cluster = cluster_of(run)
     try:
@@ -84,9 +94,9 @@ def _case(run: Run, stack: Stack, model: ModelSpec, cluster: ClusterSpec, notes:
     recompute = recompute_of(run, stack, model, pp * vpp, notes)
     sharding = sharding_of(run, stack, dp * cp, pp, notes)
     mtp = bool(model.mtp) and run.flags.get("mtp") != "0"
-    workload = workload_of(run, stack, precision, mbs * dp * m, mtp)
+    workload = workload_of(run, stack, model, precision, sharding, mbs * dp * m, mtp)
     options = options_of(run, stack, tp, notes)
-    target = target_of(run, stack, options, recompute)
+    target = target_of(run, stack, options)
     degrees = Degrees(tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, edp=ranks // (etp * ep))
     blocks = chunks_of(run, model, pp, vpp, model.mtp.num_layers if mtp and model.mtp else 0, notes)
     pool = cluster.pools[0]
@@ -154,6 +164,10 @@ def expert_degrees(run: Run, model: ModelSpec, ranks: int, tp: int, notes: list[
     ep = run.ep or 1
     if run.ep is None:
         notes.append("ep = 1: not stated")
+    experts = max(kind.feed_forward.num_experts for kind in model.kinds if isinstance(kind.feed_forward, MoEFFN))
+    if ep > experts:
+        notes.append(f"ep = {experts}: the stated {ep} shards each expert over {ep // experts} ranks")
+        ep = experts
     etp = run.etp
     if etp is None:
         etp = tp if ep == 1 else 1
@@ -173,9 +187,10 @@ def micro_batches(run: Run, dp: int, pp: int, notes: list[str]) -> tuple[int, in
     mbs = run.micro_batch_size
     if mbs is None:
         each = next((int(run.flags[n]) for n in ("grad_accum", "microbatches") if run.flags.get(n, "").isdigit()), None)
-        if "local_batch" in run.flags and pp > 1:
-            mbs = 1
-            notes.append("micro-batch size 1: not stated")
+        if run.flags.get("local_batch", "").isdigit() and pp > 1:
+            # torchtitan of 2024 cuts the local batch into as many micro-batches as there are stages.
+            mbs = max(int(run.flags["local_batch"]) // pp, 1)
+            notes.append(f"micro-batch size {mbs}: local batch over stages")
         elif each and batch % (each * dp) == 0:
             mbs = batch // (each * dp)
         else:
@@ -218,8 +233,9 @@ def recompute_of(run: Run, stack: Stack, model: ModelSpec, chunks: int, notes: l
     if text == "selective-layer":  # torchtitan: every second layer
         layers = max(round(model.num_layers / 2 / chunks), 1)
         return RecomputeMode(granularity="full", method="block", num_layers=layers)
-    if text == "selective-op":  # torchtitan keeps every second product and attention; the rest is computed again
-        return RecomputeMode(granularity="selective", modules=("layernorm", "mlp"))
+    if text == "selective-op" or (text == "selective" and stack.name == "torchtitan"):
+        # torchtitan keeps every second product and attention (its default policy); the rest is computed again.
+        return RecomputeMode(granularity="selective", modules=("layernorm", "mlp", "alternate_ops"))
     if text == "selective":
         return RecomputeMode(granularity="selective", modules=("core_attn",))
     named = re.split(r"[+,]", text.partition(":")[2])
@@ -236,6 +252,9 @@ def sharding_of(run: Run, stack: Stack, replicas: int, pp: int, notes: list[str]
         return "zero1"
     if text == "hsdp":
         group = run.flags.get("fsdp_group", "")
+        if stack.name in MEGATRON_STACKS and not group:
+            notes.append("sharded over all replicas: Megatron divides the optimizer over the outer group too")
+            return "fsdp"
         shard = int(group) if group.isdigit() else run.gpus_per_node or 8
         if replicas % shard == 0 and replicas > shard:
             return Hsdp(hsdp=HsdpSharding(replicate=replicas // shard, shard=shard))
@@ -247,27 +266,48 @@ def sharding_of(run: Run, stack: Stack, replicas: int, pp: int, notes: list[str]
     return stack.sharding  # type: ignore[return-value]
 
 
-def workload_of(run: Run, stack: Stack, precision: str, batch: int, mtp: bool) -> Workload:
+def workload_of(
+    run: Run, stack: Stack, model: ModelSpec, precision: str, sharding: Sharding, batch: int, mtp: bool
+) -> Workload:
     reduced = run.flags.get("grad_reduce") or run.flags.get("grad_sync_dtype")
     gradient = "bf16" if reduced == "bf16" else "fp32" if reduced == "fp32" else stack.gradient_dtype
     if "fp32_allreduce" in run.flags or run.flags.get("mp_mode") == "DEFAULT":
         gradient = "fp32"
-    params = PARAMS_DTYPE[precision]
+    params: str = PARAMS_DTYPE[precision]
+    if precision in ("fp8", "mxfp8") and run.flag("fp8_param_gather", stack.low_precision_primary):
+        params = "fp8"
     dtypes = (run.flags.get("opt_dtypes") or "").split("/")
     moments = "bf16" if len(dtypes) == 4 and dtypes[-1].startswith("bf") else "fp32"
     if "precision-aware optimizer" in run.text:
         moments = "bf16"
+    # Megatron's full sharding adds gradients up in main gradients, whatever they are reduced in.
+    fully = sharding == "fsdp" or isinstance(sharding, Hsdp)
+    main_gradients = "fp32" if stack.name in MEGATRON_STACKS and fully and dtypes[0] == "fp32" else None
+    if run.release.startswith("Bridge card") and not run.flags:
+        main_gradients = "fp32"  # Megatron-Bridge's bf16_mixed; the performance recipes that differ state it
     return Workload.parse(
         {
+            "task": run.task if run.task in ("sft", "lora") else "pretrain",
             "global_batch_size": batch,
             "seq_length": run.seq_length,
             "precision": precision,
             "params_dtype": params,
             "gradient_dtype": "fp32" if params == "fp32" else gradient,
+            "main_gradient_dtype": main_gradients,
             "moments_dtype": moments,
+            "dropout": dropout_of(stack, model),
             "mtp": mtp,
         }
     )
+
+
+def dropout_of(stack: Stack, model: ModelSpec) -> bool:
+    """Dropout 0.1 is Megatron's default, and models of GPT's kind (biases, no gate) are trained with it."""
+    if stack.name not in MEGATRON_STACKS:
+        return stack.dropout
+    kind = model.kinds[0]
+    biased = isinstance(kind.attention, SoftmaxAttention) and kind.attention.qkv_bias
+    return biased and isinstance(kind.feed_forward, DenseFFN) and not kind.feed_forward.gated
 
 
 def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
@@ -295,10 +335,31 @@ def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
             "dispatcher": "flex" if flex else stack.dispatcher,
             "cuda_graph": graph not in ("none", "false", ""),
             "cuda_graph_scope": graph_scope(graph),
-            "fused_cross_entropy": stack.fused_loss or "fusion" in run.text,
+            "fused_cross_entropy": stack.fused_loss or fused_loss(run),
             "grouped_gemm": stack.grouped,
+            # torchtitan's chunked loss takes eight pieces by default.
+            "loss_chunks": loss_chunks(run),
+            "reshard_after_forward": run.flag("reshard_after_forward", True),
+            "activation_offload_layers": offloaded_layers(run),
+            "activation_offload_modules": tuple(
+                name for name in get_args(OffloadModule) if name in re.split(r"[+,]", run.flags.get("act_offload", ""))
+            ),
         }
     )
+
+
+def loss_chunks(run: Run) -> int | None:
+    """Pieces of a chunked loss."""
+    stated = run.flags.get("loss_chunks", "")
+    if stated.isdigit():
+        return int(stated)
+    return 8 if "chunkedceloss" in run.text or "chunk loss" in run.text else None
+
+
+def offloaded_layers(run: Run) -> int:
+    """Layers whose activations go to host memory."""
+    match = re.search(r"(?:act_cpu_offload_layers|cpu_offloading_num_layers)\W+(\d+)", run.text)
+    return int(match[1]) if match else 0
 
 
 def graph_scope(text: str) -> tuple[str, ...]:
@@ -307,7 +368,7 @@ def graph_scope(text: str) -> tuple[str, ...]:
     return tuple(scope for scope in known if scope in re.split(r"[:+/]", text))
 
 
-def target_of(run: Run, stack: Stack, options: Options, recompute: RecomputeMode) -> Target:
+def target_of(run: Run, stack: Stack, options: Options) -> Target:
     """The base target with the stack's own capabilities."""
     return BASE_TARGET.model_copy(
         update={
@@ -317,11 +378,37 @@ def target_of(run: Run, stack: Stack, options: Options, recompute: RecomputeMode
             "sequence_parallel": options.sequence_parallel or (run.tp or 1) == 1,
             "fused_attention": fused_attention(run, stack),
             "deepspeed_pipeline": "deepspeed" in stack.name,
+            "logit_bytes": logit_bytes(run, stack),
+            "fused_activation": stack.name not in TORCH_STACKS or compiled(run, "model"),
+            "gradient_placeholders": stack.name in MEGATRON_STACKS
+            and not run.flag("no_gradient_accumulation_fusion", False),
+            "gradient_buffer": stack.name not in TORCH_STACKS,
+            "low_precision_inputs": stack.name != "torchtitan",
+            "gathered_inputs_kept": stack.name == "torchtitan" and (run.tp or 1) > 1,
         }
     )
 
 
+def logit_bytes(run: Run, stack: Stack) -> float | None:
+    """Live bytes a logit; torchtitan compiles the loss with the model since 2025."""
+    year = max(re.findall(r"\b20[12]\d\b", run.release), default="")
+    in_kernel = stack.name == "torchtitan" and year >= "2025" and compiled(run, "loss")
+    return 4.0 if fused_loss(run) or in_kernel else stack.logit_bytes
+
+
+def compiled(run: Run, part: str) -> bool:
+    """Whether torch.compile covers ``part`` (``model`` or ``loss``); without a stated part it covers both."""
+    return "torch.compile" in run.text or part in run.flags.get("compile", "")
+
+
+def fused_loss(run: Run) -> bool:
+    """Whether the row says that cross-entropy is fused."""
+    return bool(re.search(r"\bce fusion|cross_entropy_\w*fusion=true", run.text))
+
+
 def fused_attention(run: Run, stack: Stack) -> bool:
     """Whether attention runs as one kernel: not in stacks of 2022 and before (flash attention is from mid-2022)."""
+    if run.flags.get("attention_backend") == "unfused":
+        return False
     years = [int(year) for year in re.findall(r"\b(20[12]\d)\b", run.release + " " + run.row.get("source_path", ""))]
     return stack.flash and not (years and max(years) <= 2022)

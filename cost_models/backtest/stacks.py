@@ -13,7 +13,9 @@ class Stack:
     """Defaults of a framework where a row says nothing.
 
     ``name`` groups frameworks that run the same code. ``overlap``: gradient reduction and parameter gather run beside
-    compute. ``flash``: fused attention. ``fused_loss``: cross-entropy without an fp32 copy of the logits.
+    compute. ``flash``: fused attention. ``fused_loss``: cross-entropy without an fp32 copy of the logits;
+    ``logit_bytes`` live at once for each logit. ``dropout`` is on by default. ``low_precision_primary``: stored weights
+    are themselves 8 bit where the GEMMs are.
     """
 
     name: str
@@ -28,30 +30,43 @@ class Stack:
     gradient_dtype: str = "fp32"
     dispatcher: str = "alltoall"
     grouped: bool = True
+    logit_bytes: float | None = None
+    dropout: bool = False
+    low_precision_primary: bool = False
 
 
+#: Megatron's own cross-entropy works in place on the fp32 copy of bf16 logits.
+IN_PLACE = 6.0
+#: The fused cross-entropy of flash-attention, llm-foundry's default loss, puts the gradient in place of the logits.
+FLASH = 4.0
+#: XLA fuses the softmax of the loss.
+XLA = 4.0
 #: First match of the ``framework`` column in lower case wins. Sources: the frameworks' own defaults.
 STACKS: tuple[tuple[str, Stack], ...] = (
     ("automodel", Stack("automodel", "fsdp", gradient_dtype="bf16", dispatcher="flex", fused_loss=False)),
-    ("megatron-bridge", Stack("megatron-bridge", "zero1", gradient_dtype="bf16")),
-    ("nemo", Stack("nemo", "zero1", gradient_dtype="bf16", tp_overlap=True)),
+    ("megatron-bridge", Stack("megatron-bridge", "zero1", gradient_dtype="bf16", low_precision_primary=True)),
+    ("nemo", Stack("nemo", "zero1", gradient_dtype="bf16", tp_overlap=True, logit_bytes=IN_PLACE,
+                   low_precision_primary=True)),
     ("primus", Stack("megatron-rocm", "zero1")),
     ("sailor", Stack("megatron-deepspeed", "none", "fp32", sequence_parallel=False, overlap=False, flash=False,
-                     fused_loss=False)),
+                     fused_loss=False, logit_bytes=IN_PLACE)),
     ("aceso", Stack("megatron-aceso", "none", "fp16", sequence_parallel=False, overlap=False, flash=False,
-                    fused_loss=False)),
+                    fused_loss=False, logit_bytes=IN_PLACE, dropout=True)),
     ("megatron-deepspeed", Stack("megatron-deepspeed", "none", "fp16", sequence_parallel=False, overlap=False,
-                                 flash=False, fused_loss=False, gradient_dtype="fp16")),
+                                 flash=False, fused_loss=False, gradient_dtype="fp16", logit_bytes=IN_PLACE,
+                                 dropout=True)),
     ("deepspeed 3d", Stack("deepspeed-3d", "none", "fp16", sequence_parallel=False, overlap=False, flash=False,
-                           fused_loss=False)),
-    ("megatron", Stack("megatron-lm", "zero1")),
-    ("llm-foundry", Stack("llm-foundry", "fsdp", fused_loss=False, gradient_dtype="bf16")),
+                           fused_loss=False, logit_bytes=IN_PLACE, dropout=True)),
+    ("megatron", Stack("megatron-lm", "zero1", logit_bytes=IN_PLACE, low_precision_primary=True)),
+    ("llm-foundry", Stack("llm-foundry", "fsdp", fused_loss=False, gradient_dtype="bf16", logit_bytes=FLASH)),
     ("torchtitan", Stack("torchtitan", "fsdp", fused_loss=False)),
     ("nnscaler", Stack("nnscaler", "zero1", fused_loss=False)),
     ("galvatron", Stack("galvatron", "fsdp", fused_loss=False)),
-    ("maxtext", Stack("maxtext", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full")),
-    ("paxml", Stack("paxml", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full")),
-    ("alpa", Stack("alpa", "none", "fp16", overlap=False, flash=False, fused_loss=False, sequence_parallel=False)),
+    ("transformers", Stack("transformers", "fsdp", fused_loss=False)),
+    ("maxtext", Stack("maxtext", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full", logit_bytes=XLA)),
+    ("paxml", Stack("paxml", "fsdp", fused_loss=False, gradient_dtype="bf16", recompute="full", logit_bytes=XLA)),
+    ("alpa", Stack("alpa", "none", "fp16", overlap=False, flash=False, fused_loss=False, sequence_parallel=False,
+                   gradient_dtype="fp16", logit_bytes=XLA)),
 )  # fmt: skip
 #: A framework that is not in the table: mixed precision, plain data parallel with sharded optimizer.
 UNKNOWN = Stack("other", "zero1")
