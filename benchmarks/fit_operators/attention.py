@@ -21,6 +21,8 @@ HIGH = np.array([1.1, 1.1, 1.1, 2000, 6, 8, 1.0, 40])
 SCALE = np.array([0.1, 0.1, 0.1, 100, 0.5, 1, 0.1, 5])
 #: Head sizes of MLA in the measured kernels.
 LATENT_QK, LATENT_V = 192, 128
+#: Families of the generation whose head sizes were measured with the kernels nearest to A100's.
+HOPPER = ("h100", "h200")
 
 
 def unpack(x: Floats) -> AttentionFit:
@@ -46,6 +48,18 @@ def forward_s(fit: AttentionFit, chip: Chip, rows: pd.DataFrame) -> Floats:
         busy = np.hypot(work[here] / (chip.peak("bf16") * share), moved[here] / (chip.bandwidth * fit.memory_eff))
         out[here] = busy + fit.launch_s
     return out
+
+
+def narrow_share(hopper: float) -> float:
+    """Rate at head size 64 over that at 128 on A100, from the ratio on Hopper.
+
+    A score costs 4 d tensor FLOP and one exponential; the special-function units give 16 of them a clock and SM on both
+    (CUDA programming guide, arithmetic throughput), the tensor units 4096 dense 16-bit FLOP on Hopper and 2048 on A100
+    (architecture whitepapers). With the two in sequence, the exponentials' share x of the tensor time at 64 obeys
+    ratio = (1 + x/2) / (1 + x), and halves with the tensor rate.
+    """
+    share = (1 - hopper) / (hopper - 0.5) / 2
+    return (1 + share / 2) / (1 + share)
 
 
 def fit_forward() -> tuple[dict[str, dict[str, AttentionFit]], dict[str, Any]]:
@@ -84,10 +98,11 @@ def fit_forward() -> tuple[dict[str, dict[str, AttentionFit]], dict[str, Any]]:
         }  # fmt: skip
     for kind, by_family in fits.items():
         whole = [f for f in by_family.values() if not np.isnan(f.eff[0])]
-        narrow = float(np.median([f.eff[0] / f.eff[1] for f in whole])) if whole else 1.0
+        known = [f.eff[0] / f.eff[1] for family, f in by_family.items() if family in HOPPER and not np.isnan(f.eff[0])]
+        narrow = narrow_share(float(np.median(known))) if known and kind == "attention" else 1.0
         wide = float(np.median([f.eff[2] / f.eff[1] for f in whole])) if whole else 1.0
         for family, fit in by_family.items():
-            if np.isnan(fit.eff[0]):  # other head sizes in the ratio of the other GPUs; MLA has one
+            if np.isnan(fit.eff[0]):  # A100, at one head size: the others as narrow_share says; MLA has one
                 middle = fit.eff[1]
                 fits[kind][family] = replace(fit, eff=(round(narrow * middle, 4), middle, round(wide * middle, 4)))
     return fits, report
