@@ -334,7 +334,7 @@ class LayerTimer:
         self.stream(out, "attention_linear", "activation", 2 * conv, 4 * conv)
         chains, kda = at.sequences * np.ceil(heads / at.cp), isinstance(mixer, LinearAttention) and mixer.rule == "kda"
         forward, backward = scan_s(self.on, at.tokens, SCAN_FLOPS * heads * size, chains, at.workload.seq_length, kda)
-        out.add("attention", "core_attn", forward, backward, CALLS["scan"])
+        out.add("attention", "core_attn", forward, backward, CALLS["scan"], corrected="scan")
         gated = self.wide * inner * at.tokens
         self.stream(out, "attention_linear", "norm", 3 * gated, 5 * gated)
         exchange = collective_s("all_to_all", self.levels, conv, at.keys.cp, at.keys.tp)

@@ -15,8 +15,8 @@ LOWEST, HIGHEST, HIGHEST_HOST = 0.25, 4.0, 12.0
 class Multipliers:
     """Factors of the terms of one GPU type under one stack; 1 leaves the physics as it is.
 
-    ``gemm`` dense products, ``experts`` grouped products, ``attention`` core attention and scans, ``head`` the output
-    projection and its loss, ``memory_bound`` other streaming kernels, ``host`` the host's time for a call;
+    ``gemm`` dense products, ``experts`` grouped products, ``attention`` core attention, ``scan`` linear attention and
+    state-space scans, ``head`` the output projection and its loss, ``memory_bound`` other streaming kernels, ``host`` the host's time for a call;
     ``tp_comm``, ``cp_comm``, ``ep_comm``, ``dp_comm``, ``pp_comm`` transfers of that dimension before overlap;
     ``optimizer`` the update; ``step`` what a step costs once.
     """
@@ -24,6 +24,7 @@ class Multipliers:
     gemm: float = 1.0
     experts: float = 1.0
     attention: float = 1.0
+    scan: float = 1.0
     head: float = 1.0
     memory_bound: float = 1.0
     host: float = 1.0
