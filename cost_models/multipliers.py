@@ -16,9 +16,9 @@ class Multipliers:
     """Factors of the terms of one GPU type under one stack; 1 leaves the physics as it is.
 
     ``gemm`` dense products, ``experts`` grouped products, ``attention`` core attention, ``scan`` linear attention and
-    state-space scans, ``head`` the output projection and its loss, ``memory_bound`` other streaming kernels, ``host`` the host's time for a call;
-    ``tp_comm``, ``cp_comm``, ``ep_comm``, ``dp_comm``, ``pp_comm`` transfers of that dimension before overlap;
-    ``optimizer`` the update; ``step`` what a step costs once.
+    state-space scans, ``head`` the output projection and its loss, ``memory_bound`` other streaming kernels, ``host``
+    the host's time for a call; ``tp_comm``, ``cp_comm``, ``ep_comm``, ``dp_comm``, ``pp_comm`` transfers of that
+    dimension before overlap; ``optimizer`` the update; ``step`` what a step costs once.
     """
 
     gemm: float = 1.0
