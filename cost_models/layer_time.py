@@ -50,7 +50,7 @@ HOST_NORM = 3.0
 
 
 def host_exposed_s(host_s: FloatArray, busy_s: FloatArray) -> FloatArray:
-    """What the host's time for its calls adds to the GPU's: nothing to a busy GPU, all but the GPU's work to a fast one."""
+    """What the host's calls add to the GPU's time: nothing to a busy GPU, all but its own work to a fast one."""
     longest = np.maximum(np.maximum(host_s, busy_s), 1e-30)
     both = longest * ((host_s / longest) ** HOST_NORM + (busy_s / longest) ** HOST_NORM) ** (1 / HOST_NORM)
     out: FloatArray = both - busy_s
