@@ -17,12 +17,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.learned_fit import Sample, Table, balanced, linearised, sample_of, seconds, solve
+from benchmarks.learned_fit import Problem, Sample, Table, balanced, linearised, sample_of, seconds, solve
 from meshwright.cost_models.backtest.plans import case_of
 from meshwright.cost_models.backtest.rows import Run, UnsupportedError, read_rows, run_of
 from meshwright.cost_models.learned import multipliers_of
@@ -91,11 +90,15 @@ def fitted(pool: ProcessPoolExecutor, samples: Sequence[Sample], rounds: int) ->
 
 
 def left_out(
-    pool: ProcessPoolExecutor, every: Sequence[Sample], at: Sequence[Sample], key: Callable[[Sample], str]
+    pool: ProcessPoolExecutor,
+    problem: Problem,
+    every: Sequence[Sample],
+    at: Sequence[Sample],
+    key: Callable[[Sample], str],
 ) -> np.ndarray:
     """Seconds of every run under the corrections fitted without the runs that share its ``key``."""
-    keys = [key(s) for s in every]
-    tables = {k: solve([s for s in at if key(s) != k]) for k in sorted(set(keys))}
+    keys, fitted_keys = [key(s) for s in every], np.array([key(s) for s in at])
+    tables = {k: problem.solve(fitted_keys != k) for k in sorted(set(keys))}
     jobs = [(s, multipliers_of(s.traits, tables[k])) for s, k in zip(every, keys, strict=True)]
     return np.array(list(pool.map(_seconds, jobs, chunksize=32)))
 
@@ -195,23 +198,24 @@ def write_left_out(every: Sequence[Sample], schemes: dict[str, np.ndarray]) -> N
                 )  # fmt: skip
 
 
-def anchored(pool: ProcessPoolExecutor, every: Sequence[Sample], at: Sequence[Sample]) -> np.ndarray:
+def anchored(pool: ProcessPoolExecutor, problem: Problem, every: Sequence[Sample], at: Sequence[Sample]) -> np.ndarray:
     """Seconds of every run under the corrections fitted without its group, but with one anchor: the first run of the
     same framework, release, GPU and precision; nan for anchors themselves and for runs without one."""
-    linear = {s.case.run.id: s for s in at}
-    first: dict[tuple[str, ...], Sample] = {}
-    tables: dict[tuple[str, str], Table] = {}
+    index = {s.case.run.id: i for i, s in enumerate(at)}
+    groups = np.array([s.case.run.row["group"] for s in at])
+    first: dict[tuple[str, ...], str] = {}
+    tables: dict[tuple[str, int], Table] = {}
     out, jobs, places = np.full(len(every), np.nan), [], []
     for i, s in enumerate(every):
-        key = (s.case.run.framework, s.traits.release, s.traits.gpu, s.traits.precision)
-        anchor = first.setdefault(key, s)
-        if anchor is s or anchor.case.run.id not in linear:
+        run = s.case.run
+        anchor = first.setdefault((run.framework, s.traits.release, s.traits.gpu, s.traits.precision), run.id)
+        if anchor == run.id or anchor not in index:
             continue
-        group = s.case.run.row["group"]
-        pair = (group, anchor.case.run.id)
+        pair = run.row["group"], index[anchor]
         if pair not in tables:
-            known = replace(linear[anchor.case.run.id], weight=ANCHOR_WEIGHT)
-            tables[pair] = solve([x for x in at if x.case.run.row["group"] != group] + [known])
+            rows = groups != pair[0]
+            rows[pair[1]] = True
+            tables[pair] = problem.solve(rows, {pair[1]: ANCHOR_WEIGHT})
         jobs.append((s, multipliers_of(s.traits, tables[pair])))
         places.append(i)
     out[places] = list(pool.map(_seconds, jobs, chunksize=32))
@@ -228,19 +232,20 @@ def main() -> None:
     every = samples_of(options.runs, options.models)
     with ProcessPoolExecutor(2) as pool:
         table, at = fitted(pool, thinned(every), options.rounds)
+        problem = Problem(at)
         schemes = {
             "shipped": np.array(
                 list(pool.map(_seconds, [(s, multipliers_of(s.traits, table)) for s in every], chunksize=32))
             ),
-            "group": left_out(pool, every, at, lambda s: s.case.run.row["group"]),
-            "architecture": left_out(pool, every, at, lambda s: s.case.run.row["arch"]),
-            "gpu": left_out(pool, every, at, lambda s: s.traits.architecture),
-            "stack": left_out(pool, every, at, lambda s: s.traits.family),
+            "group": left_out(pool, problem, every, at, lambda s: s.case.run.row["group"]),
+            "architecture": left_out(pool, problem, every, at, lambda s: s.case.run.row["arch"]),
+            "gpu": left_out(pool, problem, every, at, lambda s: s.traits.architecture),
+            "stack": left_out(pool, problem, every, at, lambda s: s.traits.family),
             "hidden": left_out(
-                pool, every, at, lambda s: f"{s.traits.family}|{s.case.model.hidden_size}"
+                pool, problem, every, at, lambda s: f"{s.traits.family}|{s.case.model.hidden_size}"
                 if s.case.run.row["source_repo"] == THINNED else s.case.run.row["group"],
             ),
-            "anchor": anchored(pool, every, at),
+            "anchor": anchored(pool, problem, every, at),
         }  # fmt: skip
     for name, values in schemes.items():
         seen = np.isfinite(values)

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from sklearn.linear_model import Ridge
+from sklearn.kernel_ridge import KernelRidge
 
 from meshwright.cost_models.backtest.plans import Case
 from meshwright.cost_models.cells import traits_of
 from meshwright.cost_models.estimate import plan_step, stage_sums
-from meshwright.cost_models.learned import Traits, multipliers_of
+from meshwright.cost_models.learned import Traits
 from meshwright.cost_models.multipliers import CORRECTED, NEUTRAL, Multipliers
 from meshwright.specs.attention import LinearAttention, MambaMixer
 
@@ -134,33 +134,38 @@ def target_of(samples: Sequence[Sample]) -> np.ndarray:
     )
 
 
+class Problem:
+    """The regression over ``samples`` at their linearisation, solved for any part of them."""
+
+    def __init__(self, samples: Sequence[Sample]):
+        self.columns = columns_of(samples)
+        self.matrix, self.target = design(samples, self.columns), target_of(samples)
+        self.weights = np.array([s.weight for s in samples])
+        self.kernel = self.matrix @ self.matrix.T
+
+    def solve(self, rows: np.ndarray, weights: Mapping[int, float] | None = None) -> Table:
+        """Coefficients by level and term from the samples where ``rows`` is true; ``weights`` replaces some."""
+        own = self.weights.copy()
+        for index, weight in (weights or {}).items():
+            own[index] = weight
+        own, target, kernel = own[rows], self.target[rows], self.kernel[np.ix_(rows, rows)]
+        ridge, now = KernelRidge(alpha=NOISE**2, kernel="precomputed"), own
+        for _ in range(REWEIGHTS):
+            ridge.fit(kernel, target, sample_weight=now)
+            miss = np.abs(target - kernel @ ridge.dual_coef_)
+            now = own * np.minimum(1.0, HUBER * NOISE / np.maximum(miss, 1e-9))
+        coefficients = self.matrix[rows].T @ ridge.dual_coef_
+        table: Table = defaultdict(dict)
+        for (level, term), index in self.columns.items():
+            value = float(coefficients[index]) * prior_of(level, term)
+            if abs(value) > 5e-4:
+                table[level][term] = round(value, 4)
+        return dict(table)
+
+
 def solve(samples: Sequence[Sample]) -> Table:
-    """Coefficients by level and term."""
-    columns = columns_of(samples)
-    own = np.array([s.weight for s in samples])
-    matrix, target, weights = design(samples, columns), target_of(samples), own
-    ridge = Ridge(alpha=NOISE**2, fit_intercept=False, solver="cholesky")
-    for _ in range(REWEIGHTS):
-        ridge.fit(matrix, target, sample_weight=weights)
-        miss = np.abs(target - matrix @ ridge.coef_)
-        weights = own * np.minimum(1.0, HUBER * NOISE / np.maximum(miss, 1e-9))
-    table: Table = defaultdict(dict)
-    for (level, term), index in columns.items():
-        value = float(ridge.coef_[index]) * prior_of(level, term)
-        if abs(value) > 5e-4:
-            table[level][term] = round(value, 4)
-    return dict(table)
-
-
-def linear_prediction(samples: Sequence[Sample], table: Table) -> np.ndarray:
-    """Log of predicted over measured under ``table``, by the linearisation."""
-    out = np.zeros(len(samples))
-    for row, s in enumerate(samples):
-        by = multipliers_of(s.traits, table)
-        out[row] = math.log(s.predicted_s / s.measured_s) + sum(
-            slope * math.log(getattr(by, term) / getattr(s.at, term)) for term, slope in (s.elasticity or {}).items()
-        )
-    return out
+    """Coefficients by level and term from all ``samples``."""
+    return Problem(samples).solve(np.ones(len(samples), dtype=bool))
 
 
 def balanced(samples: list[Sample]) -> list[Sample]:
