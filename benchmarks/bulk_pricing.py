@@ -1,8 +1,9 @@
-"""Milliseconds a candidate to price 10,000 plan skeletons of DeepSeek-V3 on 256 H100 in bulk.
+"""Milliseconds a candidate to price 10,000 plan skeletons of DeepSeek-V3 on 256 H100 in bulk, and of single estimates.
 
     python -m benchmarks.bulk_pricing [CANDIDATES]
 
 Prices the distinct cells once, sums even stages, and takes the lower bound of the step time of every candidate.
+Then the full estimates of single plans, event simulation included (:mod:`.single_estimate`).
 """
 
 from __future__ import annotations
@@ -15,34 +16,15 @@ import numpy as np
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.step import step_bound_s
-from meshwright.specs.attention import MLAAttention
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.cluster_io import load_cluster
-from meshwright.specs.feed_forward import DenseFFN, MoEFFN
-from meshwright.specs.model import LayerKind, ModelSpec
 from meshwright.specs.targets import load_target
 from meshwright.specs.workload import Workload
 
+from . import single_estimate
+from .pricing_models import deepseek_v3
+
 WORLD, BATCH = 256, 2048
-
-
-def deepseek_v3() -> ModelSpec:
-    """The shape of DeepSeek-V3 without MTP."""
-    attention = MLAAttention(
-        num_heads=128, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
-    )
-    moe = MoEFFN(
-        num_experts=256, top_k=8, expert_intermediate_size=2048, shared_intermediate_size=2048, num_expert_groups=8,
-        top_k_groups=4,
-    )  # fmt: skip
-    kinds = (
-        LayerKind(attention=attention, feed_forward=DenseFFN(intermediate_size=18432)),
-        LayerKind(attention=attention, feed_forward=moe),
-    )
-    return ModelSpec(
-        name="deepseek-v3", family="deepseek_v3", hidden_size=7168, vocab_size=129280, kinds=kinds,
-        pattern=(0,) * 3 + (1,) * 58,
-    )  # fmt: skip
 
 
 def skeletons(count: int, modes: int) -> CandidateBatch:
@@ -109,3 +91,4 @@ def main(count: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    single_estimate.main()
