@@ -18,9 +18,10 @@ from sklearn.kernel_ridge import KernelRidge
 
 from meshwright.cost_models.backtest.plans import Case
 from meshwright.cost_models.cells import traits_of
-from meshwright.cost_models.estimate import plan_step, stage_sums
+from meshwright.cost_models.estimate import plan_step
 from meshwright.cost_models.learned import Traits
 from meshwright.cost_models.multipliers import CORRECTED, NEUTRAL, Multipliers
+from meshwright.cost_models.stage_sums import stage_sums
 from meshwright.specs.attention import LinearAttention, MambaMixer
 
 Table = dict[str, dict[str, float]]

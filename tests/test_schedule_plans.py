@@ -7,10 +7,11 @@ import pytest
 
 from meshwright.cost_models import schedules
 from meshwright.cost_models.cells import CostModel
-from meshwright.cost_models.estimate import estimate, plan_step, stage_sums
+from meshwright.cost_models.estimate import estimate, plan_step
 from meshwright.cost_models.multipliers import Multipliers
 from meshwright.cost_models.operators import device, matmul_s
 from meshwright.cost_models.protocol import TERMS
+from meshwright.cost_models.stage_sums import stage_sums
 from meshwright.cost_models.step import step_bound_s
 from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.specs.errors import SpecError
