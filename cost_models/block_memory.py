@@ -14,6 +14,7 @@ from meshwright.specs.workload import BYTES
 from . import memory
 from .activations import Saved, kept_bytes, layer_activations
 from .blocks import BlockKind
+from .few import distinct
 from .local import Local, activation_element_bytes, linear_input_bytes
 
 #: Live bytes a logit: 16-bit logits and their gradient; unfused, as PyTorch composes it, the fp32 log-softmax, its
@@ -34,6 +35,10 @@ def stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
     The last stage has its own copy of a tied embedding, and of the one that MTP looks up in; not so where the whole
     model is one stage.
     """
+    return at.remember((kind, "stored"), lambda: _stored_params(kind, at))
+
+
+def _stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
     dense = at.numel(w for w in kind.weights if not w.expert)
     expert = at.numel(w for w in kind.weights if w.expert)
     embedding = at.numel(w for w in at.model.embedding_weights() if w.name == "embedding")
@@ -74,7 +79,7 @@ def static_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...], transpo
     low, size = low_precision_params(kind, at), memory.low_precision_bytes(at.workload.precision, transposed_copy)
     primary = at.workload.params_dtype == "fp8"
     out = np.zeros((len(at.tp), 3))
-    for index in np.unique(at.keys.sharding):
+    for index in distinct(at.keys.sharding):
         name = shardings[index]
         parts = [
             np.stack(
@@ -191,7 +196,7 @@ def offloaded_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...]
     if kind.layer is None or not at.target.activation_offload_modules:
         return out
     saved = layer_activations(kind.layer, at)
-    for index in np.unique(at.keys.recompute):
+    for index in distinct(at.keys.recompute):
         out = np.where(at.keys.recompute == index, _offloaded(saved, modes[index], at), out)
     return out
 
@@ -231,7 +236,7 @@ def activation_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...
     if kind.layer is None:
         return kept, transient
     saved = layer_activations(kind.layer, at)
-    for index in np.unique(at.keys.recompute):
+    for index in distinct(at.keys.recompute):
         some, work = kept_bytes(saved, modes[index], kind.layer, at)
         some = some - _offloaded(saved, modes[index], at)
         here = at.keys.recompute == index

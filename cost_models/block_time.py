@@ -15,6 +15,7 @@ from .activations import recomputed_modules
 from .block_memory import FULLY_SHARDED, patches, stored_params
 from .blocks import BlockKind
 from .collectives import Collective, collective_s, contention, exposed_s
+from .few import distinct
 from .layer_time import CALLS, LayerTimer, Pieces
 from .local import Local
 from .operators import matmul_s, stream_s
@@ -61,7 +62,7 @@ def block_seconds(
     forward, backward = pieces.finish(frozenset(), host_call_s, graphs)
     if kind.layer is None:
         return forward, backward
-    for index in np.unique(recompute):
+    for index in distinct(recompute):
         again = recomputed_modules(modes[index], kind.layer)
         if again:
             backward = np.where((recompute == index)[:, None], pieces.finish(again, host_call_s, graphs)[1], backward)
@@ -138,7 +139,7 @@ def add_sharded_comm(
         return factor * out
 
     share = contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
-    for index in np.unique(keys.sharding):
+    for index in distinct(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
             continue

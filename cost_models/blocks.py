@@ -17,9 +17,12 @@ from .protocol import BlockTable
 Role = Literal["vision", "embed", "decoder", "mtp", "head"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockKind:
-    """One kind of block: its role, its layer (decoder and MTP), its parameters and whether the task trains them."""
+    """One kind of block: its role, its layer (decoder and MTP), its parameters and whether the task trains them.
+
+    Kinds are equal only to themselves, so that they make cheap keys.
+    """
 
     name: str
     role: Role
@@ -44,13 +47,18 @@ def block_kinds(model: ModelSpec, workload: Workload) -> list[tuple[BlockKind, l
         kinds.append((BlockKind("vision", "vision", weights, trained("vision")), [("vision", 0)]))
     kinds.append((BlockKind("embed", "embed", model.embedding_weights(), trained("embedding")), [("embed", 0)]))
     index_of: dict[LayerKind, int] = {}
+    number_of: dict[int, int] = {}  # hashing a layer is slow: once for each of the model's kinds, not for each layer
     for position, kind_index in enumerate(model.pattern):
+        if kind_index in number_of:
+            kinds[number_of[kind_index]][1].append(("decoder", position))
+            continue
         layer = model.kinds[kind_index]
         if layer not in index_of:
             index_of[layer] = len(kinds)
             name = f"{layer.name}#{kind_index}" if any(layer.name == k.name for k, _ in kinds) else layer.name
             kind = BlockKind(name, "decoder", layer.weights(hidden), trained("decoder"), layer, adapted=lora)
             kinds.append((kind, []))
+        number_of[kind_index] = index_of[layer]
         kinds[index_of[layer]][1].append(("decoder", position))
     if workload.mtp and model.mtp:
         mtp = model.mtp
@@ -62,7 +70,11 @@ def block_kinds(model: ModelSpec, workload: Workload) -> list[tuple[BlockKind, l
 
 def block_table(model: ModelSpec, workload: Workload, target: Target) -> BlockTable:
     """The table of ``model``: vision tower if any, embedding, decoder layers, MTP layers when trained, head."""
-    kinds = block_kinds(model, workload)
+    return table_of(block_kinds(model, workload))
+
+
+def table_of(kinds: list[tuple[BlockKind, list[tuple[str, int]]]]) -> BlockTable:
+    """The table of :func:`block_kinds`."""
     rank = {"vision": 0, "embed": 1, "decoder": 2, "mtp": 3, "head": 4}
     placed = [(rank[role], i, role, number) for number, (_, own) in enumerate(kinds) for role, i in own]
     placed.sort(key=lambda item: item[:2])

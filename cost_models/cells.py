@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from .block_memory import (
     weight_stash_bytes,
 )
 from .block_time import add_sharded_comm, block_pieces, block_seconds
-from .blocks import BlockKind, block_kinds, block_table
+from .blocks import BlockKind, block_kinds, table_of
 from .collectives import link_constants, p2p_s, sending_bandwidth
 from .layer_time import LayerTimer
 from .learned import STACK_OF_TARGET, Traits, architecture_of, shipped_multipliers
@@ -69,14 +68,12 @@ class CostModel:
         self.shardings = shardings if shardings is not None else target.sharding
         self.overlap = default_overlap(model) if overlap is None else overlap
         self.graphs = graphs
-        self.kinds: list[BlockKind] = [kind for kind, _ in block_kinds(model, workload)]
+        kinds = block_kinds(model, workload)
+        self.kinds: list[BlockKind] = [kind for kind, _ in kinds]
+        self.blocks: BlockTable = table_of(kinds)
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
         self.traits = [traits_of(model, cluster.gpu_of(pool), workload, target) for pool in cluster.pools]
         self.multipliers = multipliers or tuple(shipped_multipliers(traits) for traits in self.traits)
-
-    @cached_property
-    def blocks(self) -> BlockTable:
-        return block_table(self.model, self.workload, self.target)
 
     @property
     def levels_of_sharding(self) -> tuple[str, ...]:
@@ -91,8 +88,8 @@ class CostModel:
         """Costs of all block kinds on all pools at ``keys``. A pool without the precision costs infinite seconds."""
         at = Local(self.model, self.workload, self.target, keys)
         # Operators do not depend on what is recomputed or sharded: rows that differ in that only share their price.
-        plain, rows = _without_modes(keys)
-        at_plain = Local(self.model, self.workload, self.target, plain)
+        plain, rows = (keys, None) if len(keys) == 1 else _without_modes(keys)
+        at_plain = at if rows is None else Local(self.model, self.workload, self.target, plain)
         count, pools, kinds = len(keys), len(self.pools), len(self.kinds)
         forward, backward = (np.zeros((count, pools, kinds, len(TERMS))) for _ in range(2))
         static = np.zeros((count, kinds, len(STATIC)))
@@ -114,7 +111,8 @@ class CostModel:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
                 timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.overlap, self.multipliers[g])
-                pieces = block_pieces(kind, timer).take(rows)
+                pieces = block_pieces(kind, timer)
+                pieces = pieces if rows is None else pieces.take(rows)
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host
                 one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, call_s, self.graphs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 from meshwright.specs.cluster import NetworkLevel
 
+from .few import KEPT, Columns, few_columns, of_shape
 from .links import Collective, curve_of, data, link_constants, pair_bandwidth, usable_bandwidth
 
 __all__ = [
@@ -49,7 +51,23 @@ def contention(op: Collective, levels: Sequence[NetworkLevel], size: Array, stri
     SHARP) takes none. Links that calculon does not list take the value of the link they resemble (``contention`` of
     each kind in ``data/collectives.json``).
     """
-    size, stride = np.broadcast_arrays(np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64))
+    few = few_columns(size, stride)
+    if few is not None:
+        return of_shape(_few_contention(op, tuple(levels), few[1]), few[0])
+    return _contention(op, levels, *np.broadcast_arrays(_integers(size), _integers(stride)))
+
+
+@lru_cache(maxsize=KEPT)
+def _few_contention(op: Collective, levels: tuple[NetworkLevel, ...], columns: Columns) -> tuple[float, ...]:
+    size, stride = (_integers(column) for column in columns)
+    return tuple(_contention(op, levels, size, stride).tolist())
+
+
+def _integers(values: Array) -> IntArray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _contention(op: Collective, levels: Sequence[NetworkLevel], size: IntArray, stride: IntArray) -> FloatArray:
     out = np.zeros(size.shape)
     for step in _steps(levels, size, stride):
         curve = curve_of(step.level)
@@ -60,7 +78,7 @@ def contention(op: Collective, levels: Sequence[NetworkLevel], size: Array, stri
 
 def members_inside(level: NetworkLevel, size: Array, stride: Array) -> FloatArray:
     """Members of a group inside one instance of ``level``, at least one."""
-    inside: FloatArray = np.clip(level.span // np.asarray(stride, dtype=np.int64), 1, np.asarray(size)).astype(float)
+    inside: FloatArray = np.minimum(np.maximum(level.span // _integers(stride), 1), np.asarray(size)).astype(float)
     return inside
 
 
@@ -131,12 +149,37 @@ def collective_s(
     members there use k NICs, but never pass the rate of the level inside. ``copies`` is the share of an
     all-to-all's bytes that crosses nodes (node-limited dispatch sends a token once to a node).
     """
-    volume, size, stride, copies = np.broadcast_arrays(
-        np.asarray(volume, dtype=float),
-        np.asarray(size, dtype=np.int64),
-        np.asarray(stride, dtype=np.int64),
-        np.asarray(copies, dtype=float),
-    )
+    few = few_columns(volume, size, stride, copies)
+    if few is None:
+        arrays = np.broadcast_arrays(
+            np.asarray(volume, dtype=float), _integers(size), _integers(stride), np.asarray(copies, dtype=float)
+        )
+        return _collective_s(op, levels, *arrays)
+    shape, columns = few
+    if max(columns[1]) <= 1:
+        return np.zeros(shape)
+    return of_shape(_few_s(op, tuple(levels), columns), shape)
+
+
+@lru_cache(maxsize=KEPT)
+def _few_s(op: Collective, levels: tuple[NetworkLevel, ...], columns: Columns) -> tuple[float, ...]:
+    """:func:`_collective_s` of few groups, which the operators, stages and plans of one model repeat."""
+    rows = list(dict.fromkeys(zip(*columns, strict=True)))
+    volume, size, stride, copies = (np.array(column) for column in zip(*rows, strict=True))
+    seconds = _collective_s(op, levels, volume.astype(float), _integers(size), _integers(stride), copies.astype(float))
+    of = dict(zip(rows, seconds.tolist(), strict=True))
+    return tuple(of[row] for row in zip(*columns, strict=True))
+
+
+def _collective_s(
+    op: Collective,
+    levels: Sequence[NetworkLevel],
+    volume: FloatArray,
+    size: IntArray,
+    stride: IntArray,
+    copies: FloatArray,
+) -> FloatArray:
+    """:func:`collective_s` of arrays of one shape."""
     number = size.astype(float)
     steps = _steps(levels, size, stride)
     if op == "all_to_all":
@@ -263,8 +306,8 @@ def expert_exchange_s(
     """
     volume, size, stride, node_copies, rank_copies = np.broadcast_arrays(
         np.asarray(volume, dtype=float),
-        np.asarray(size, dtype=np.int64),
-        np.asarray(stride, dtype=np.int64),
+        _integers(size),
+        _integers(stride),
         np.asarray(node_copies, dtype=float),
         np.asarray(rank_copies, dtype=float),
     )

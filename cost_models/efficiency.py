@@ -65,7 +65,8 @@ def sustained_share(plateau: float, flops: npt.ArrayLike, speedup: float = 1.0) 
     ``speedup`` is the precision's peak over that of 16 bit.
     """
     size = np.log2(np.maximum(np.asarray(flops, dtype=float) / speedup, 1.0))
-    out: FloatArray = 1.0 - (1.0 - plateau) * np.clip((size - DERATE_FROM) / (DERATE_TO - DERATE_FROM), 0.0, 1.0)
+    part = np.minimum(np.maximum((size - DERATE_FROM) / (DERATE_TO - DERATE_FROM), 0.0), 1.0)
+    out: FloatArray = 1.0 - (1.0 - plateau) * part
     return out
 
 

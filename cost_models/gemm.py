@@ -6,7 +6,6 @@ Fitted by ``benchmarks/fit_efficiency.py`` on measured shapes. Arrays broadcast.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +39,6 @@ FIRST_KNOT = np.array([[axis[0]] for axis in KNOTS])
 LAST_CELL = np.array([[len(axis) - 2] for axis in KNOTS])
 STRIDES = np.array([len(KNOTS[1]) * len(KNOTS[2]), len(KNOTS[2]), 1])
 CORNERS = np.array([[(STRIDES * (i, j, q)).sum()] for i in (0, 1) for j in (0, 1) for q in (0, 1)])
-#: Cells up to which results are remembered: single plans, not searches.
-FEW = 4
 #: Cells from which on equal shapes are priced once.
 MANY = 256
 #: Incommensurable weights of sizes, groups and peak in a row's code.
@@ -106,50 +103,33 @@ def gemm_s(
     arrays = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k, groups, peak)))
     columns = [x.reshape(-1) for x in arrays]
     shape = arrays[0].shape
-    if len(columns[0]) <= FEW:
-        sizes = tuple(tuple(x.tolist()) for x in columns)
-        return np.array(_few_s(fit, sms, bandwidth, element_bytes, output_bytes, sizes)).reshape(shape)
     if len(columns[0]) <= MANY:
-        return _gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns).reshape(shape)
+        return flat_gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns).reshape(shape)
     # Many cells share few shapes. Equal rows have equal codes; should two others meet in one, all are priced.
     code = sum(scale * x for scale, x in zip(CODE_SCALES, columns, strict=True))
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     inverse = inverse.reshape(-1)
     if all(np.array_equal(x[first][inverse], x) for x in columns):
-        seconds = _gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *(x[first] for x in columns))[inverse]
+        seconds = flat_gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *(x[first] for x in columns))[inverse]
     else:
-        seconds = _gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns)
+        seconds = flat_gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns)
     out: FloatArray = seconds.reshape(shape)
     return out
 
 
-@lru_cache(maxsize=1 << 16)
-def _few_s(
+def flat_gemm_s(
     fit: GemmFit,
     sms: int,
     bandwidth: float,
     element_bytes: float,
-    output_bytes: float,
-    sizes: tuple[tuple[float, ...], ...],
-) -> tuple[float, ...]:
-    """:func:`_gemm_s` of a few shapes, which the layers and plans of one model repeat."""
-    columns = [np.array(column) for column in sizes]
-    return tuple(_gemm_s(fit, sms, bandwidth, element_bytes, output_bytes, *columns).tolist())
-
-
-def _gemm_s(
-    fit: GemmFit,
-    sms: int,
-    bandwidth: float,
-    element_bytes: float,
-    output_bytes: float,
+    output_bytes: float | FloatArray,
     rows: FloatArray,
     columns: FloatArray,
     depth: FloatArray,
     count: FloatArray,
     peak: FloatArray,
 ) -> FloatArray:
-    """:func:`gemm_s` of arrays of one length."""
+    """:func:`gemm_s` of arrays of one length; ``output_bytes`` may differ by shape."""
     waves = np.ceil(rows / TILE_ROWS)[TILING_ROWS] * np.ceil(columns / TILE_ROWS)[TILING_COLUMNS]
     waves *= SPLITS * (count / sms)
     if fit.wave_hardness:

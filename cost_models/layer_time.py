@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from .collectives import collective_s, contention, expert_exchange_s, exposed_s,
 from .context import context_exchange_s
 from .local import Linear, Local, activation_element_bytes
 from .multipliers import NEUTRAL, Multipliers
-from .operators import Device, attention_s, cast_bytes, matmul_s, scan_s, seen_keys, stream_s
+from .operators import Device, attention_s, cast_bytes, linear_s, matmul_s, scan_s, seen_keys, stream_s
 from .overlap import DEDUP_SMS, FP8_ELEMENT_BYTES, Overlap, hidden_s
 from .protocol import TERMS
 from .unfused import unfused_attention_s
@@ -91,14 +90,16 @@ class Pieces:
         ``graph`` is the CUDA graph scope that captures it (default: the module), ``corrected`` the correction that
         applies (default: the term's), ``weight`` the part of ``backward`` that is a weight gradient.
         """
-        factor = getattr(self.by, corrected or term)
+        factor, at = getattr(self.by, corrected or term), TERMS.index(term)
         forward, backward = factor * forward, factor * backward
-        self.forward[:, TERMS.index(term)] += forward
-        self.backward[:, TERMS.index(term)] += backward
-        self.weight_gradient += factor * weight
-        self.modules[module] = self.modules.get(module, np.zeros(self.count)) + forward
-        key = module, graph or module
-        self.calls[key] = self.calls.get(key, np.zeros(self.count)) + calls
+        self.forward[:, at] += forward
+        self.backward[:, at] += backward
+        if not isinstance(weight, float):
+            self.weight_gradient += factor * weight
+        known, key = self.modules.get(module), (module, graph or module)
+        self.modules[module] = forward if known is None else known + forward
+        before = self.calls.get(key)
+        self.calls[key] = np.full(self.count, calls, dtype=float) if before is None else before + calls
 
     def hide(
         self, term: str, module: str, forward: FloatArray, backward: FloatArray, share: FloatArray | float, most: float
@@ -182,13 +183,9 @@ class LayerTimer:
         """Forward, input gradient and (if trained) weight gradient of a GEMM on ``tokens`` rows for each group."""
         size_in, size_out = linear.inputs, linear.outputs
 
-        def product(
-            m: FloatArray, n: FloatArray, k: FloatArray, role: Literal["forward", "weight_gradient"] = "forward"
-        ) -> FloatArray:
-            return matmul_s(self.on, m, n, k, linear.groups, linear.low_precision, linear.expert, role)
-
-        forward, backward = product(tokens, size_out, size_in), product(tokens, size_in, size_out)
-        weight: FloatArray | float = product(size_out, size_in, tokens, "weight_gradient") if trained else 0.0
+        groups, low = linear.groups, linear.low_precision
+        forward, backward, weight_s = linear_s(self.on, tokens, size_in, size_out, groups, low, linear.expert)
+        weight: FloatArray | float = weight_s if trained else 0.0
         calls: FloatArray | float = CALLS["experts" if linear.expert else "linear"]
         if linear.expert and self.low:
             calls = calls + CALLS["quantised_expert"] * linear.groups

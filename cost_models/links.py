@@ -55,10 +55,11 @@ class Curve:
         most = float(2**self.groups)
         over = np.maximum(size, 1.0)
         scaled = np.where(over > most, scaled * ((over - 1) / over * most / (most - 1)), scaled)
-        at = np.clip(np.log2(np.maximum(scaled, 1.0)) - self.first_log2, 0.0, self.sizes - 1.0)
+        at = np.log2(np.maximum(scaled, 1.0)) - self.first_log2
+        at = np.minimum(np.maximum(at, 0.0), self.sizes - 1.0)
         low = np.minimum(at.astype(np.int64), self.sizes - 2)
         part = at - low
-        row = np.clip(np.log2(over) - 1.0, 0.0, self.groups - 1.0)
+        row = np.minimum(np.maximum(np.log2(over) - 1.0, 0.0), self.groups - 1.0)
         upper = np.minimum(np.ceil(row).astype(np.int64), self.groups - 1)
         lower = np.minimum(row.astype(np.int64), self.groups - 1)
         between = row - lower

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import Target
 from meshwright.specs.weights import Weight
 from meshwright.specs.workload import Lora, Workload
+
+T = TypeVar("T")
 
 #: Weights whose vocabulary axis is padded to a multiple of ``target.vocab_divisor * tp``.
 VOCABULARY = ("embedding", "head", "head_bias")
@@ -53,6 +56,14 @@ class Local:
         self.sequence_parallel = target.sequence_parallel
         self._shapes: dict[Weight, tuple[FloatArray, FloatArray]] = {}
         self._elements: dict[Weight, FloatArray] = {}
+        self._remembered: dict[Hashable, Any] = {}
+
+    def remember(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, once for each ``key``; not to be changed in place."""
+        if key not in self._remembered:
+            self._remembered[key] = compute()
+        found: T = self._remembered[key]
+        return found
 
     @cached_property
     def tokens(self) -> FloatArray:
@@ -136,6 +147,10 @@ class Local:
 
     def linears(self, weights: Iterable[Weight]) -> list[Linear]:
         """The GEMMs of a block in order, weights of one ``fuse`` group together."""
+        chosen = tuple(weights)
+        return self.remember(chosen, lambda: self._linears(chosen))
+
+    def _linears(self, weights: tuple[Weight, ...]) -> list[Linear]:
         groups: dict[str, list[Weight]] = {}
         for weight in weights:
             if weight.matmul:
@@ -144,7 +159,9 @@ class Local:
         for name, members in groups.items():
             first = members[0]
             inputs = self.shape(first)[0]
-            outputs = np.sum([self.shape(w)[1] for w in members], axis=0)
+            outputs = self.shape(first)[1]
+            for more in members[1:]:
+                outputs = outputs + self.shape(more)[1]
             low = name not in ("head", "router", "shared_gate", "index_weights")
             out.append(
                 Linear(name, inputs, outputs, self.copies(first), first.split, first.expert, low, tuple(members))

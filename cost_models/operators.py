@@ -7,6 +7,7 @@ attention and scans (:mod:`.core_attention`), bandwidth for the rest. Constants 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,8 @@ from meshwright.specs.cluster import GpuType
 
 from .core_attention import attention_share, scan_forward_s
 from .efficiency import Efficiency, efficiency, sustained_share
-from .gemm import gemm_s
+from .few import KEPT, Columns, few_columns, of_shape
+from .gemm import GemmFit, flat_gemm_s, gemm_s
 
 Array = npt.ArrayLike
 
@@ -70,6 +72,40 @@ def device(gpu: GpuType, precision: str) -> Device:
     )
 
 
+@dataclass(frozen=True)
+class _Products:
+    """How linear maps of one kind run on a device: ``peak`` in FLOP/s and ``speedup`` over the 16-bit peak, their fit,
+    the speed ``sustained`` in a long run, bytes of an operand element, rate of weight gradients over forward ones."""
+
+    fit: GemmFit
+    peak: float
+    speedup: float
+    sustained: float
+    element_bytes: float
+    weight_gradient: float
+    sms: int
+    bandwidth: float
+
+    def rate(self, flops: FloatArray) -> FloatArray:
+        """FLOP/s of products of ``flops`` under a long run's clocks."""
+        return self.peak * sustained_share(self.sustained, flops, self.speedup)
+
+
+def _products(on: Device, low_precision: bool, grouped: bool) -> _Products:
+    """``low_precision`` False keeps a map at 16 bit."""
+    own = low_precision and on.precision != dense_precision(on.precision)
+    size = OPERAND_BYTES.get(on.precision, 2.0) if own or on.precision in ("fp32", "tf32") else 2.0
+    if low_precision:
+        fit, peak, sustained = (on.fit.grouped if grouped else on.fit.gemm), on.peak, on.fit.sustained
+    else:
+        fit, peak = (on.fit.dense_grouped if grouped else on.fit.dense_gemm), on.dense_peak
+        sustained = on.fit.dense_sustained
+    speedup = peak / on.dense_peak if on.dense_peak else 1.0
+    # The grouped fit has its weight gradients in it.
+    weight_gradient = 1.0 if grouped else on.fit.weight_gradient
+    return _Products(fit, peak, speedup, sustained, size, weight_gradient, on.sms, on.bandwidth)
+
+
 def matmul_s(
     on: Device,
     m: Array,
@@ -85,26 +121,54 @@ def matmul_s(
     ``grouped`` products are ``groups`` experts in one call. A ``weight_gradient`` accumulates into fp32; its K are the
     tokens. An input gradient runs at the forward rate (within 1% on B200 and A100, SimuMax's measured layouts).
     """
-    own = low_precision and on.precision != dense_precision(on.precision)
-    if low_precision:
-        fit, peak, plateau = (on.fit.grouped if grouped else on.fit.gemm), on.peak, on.fit.sustained
-    else:
-        fit, peak, plateau = (
-            on.fit.dense_grouped if grouped else on.fit.dense_gemm,
-            on.dense_peak,
-            on.fit.dense_sustained,
-        )
-    if not peak:
+    how = _products(on, low_precision, grouped)
+    if not how.peak:
         return np.full(np.broadcast_shapes(*(np.shape(x) for x in (m, n, k, groups))), np.inf)
-    size = OPERAND_BYTES.get(on.precision, 2.0) if own or on.precision in ("fp32", "tf32") else 2.0
     m, n, k, groups = (np.asarray(x, dtype=float) for x in (m, n, k, groups))
-    flops = 2.0 * m * n * k * groups
-    rate = peak * sustained_share(plateau, flops, peak / on.dense_peak if on.dense_peak else 1.0)
-    output = OUTPUT_BYTES
+    rate, output = how.rate(2.0 * m * n * k * groups), OUTPUT_BYTES
     if role == "weight_gradient":
-        # The grouped fit has its weight gradients in it.
-        rate, output = rate * (1.0 if grouped else on.fit.weight_gradient), WEIGHT_GRADIENT_BYTES
-    return gemm_s(fit, rate, on.sms, on.bandwidth, m, n, k, groups, element_bytes=size, output_bytes=output)
+        rate, output = rate * how.weight_gradient, WEIGHT_GRADIENT_BYTES
+    return gemm_s(how.fit, rate, on.sms, on.bandwidth, m, n, k, groups, how.element_bytes, output)
+
+
+def linear_s(
+    on: Device,
+    tokens: FloatArray,
+    inputs: FloatArray,
+    outputs: FloatArray,
+    groups: FloatArray,
+    low_precision: bool = True,
+    grouped: bool = False,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """[C] seconds of the three products of a linear map, each as :func:`matmul_s` has it: forward, input gradient,
+    weight gradient."""
+    few, how = few_columns(tokens, outputs, inputs, groups), _products(on, low_precision, grouped)
+    if few is None or not how.peak:
+        return (
+            matmul_s(on, tokens, outputs, inputs, groups, low_precision, grouped),
+            matmul_s(on, tokens, inputs, outputs, groups, low_precision, grouped),
+            matmul_s(on, outputs, inputs, tokens, groups, low_precision, grouped, "weight_gradient"),
+        )
+    forward, backward, weight = _few_linear_s(how, few[1])
+    return of_shape(forward, few[0]), of_shape(backward, few[0]), of_shape(weight, few[0])
+
+
+@lru_cache(maxsize=KEPT)
+def _few_linear_s(how: _Products, columns: Columns) -> tuple[tuple[float, ...], ...]:
+    """:func:`linear_s` of few shapes, which the layers and plans of one model repeat; its products go at once."""
+    tokens, outputs, inputs, groups = (np.array(column, dtype=float) for column in columns)
+    m, n, k = (
+        np.concatenate(x) for x in ((tokens, tokens, outputs), (outputs, inputs, inputs), (inputs, outputs, tokens))
+    )
+    count, each = np.tile(groups, 3), len(tokens)
+    roles = np.repeat(
+        [[1.0, OUTPUT_BYTES], [1.0, OUTPUT_BYTES], [how.weight_gradient, WEIGHT_GRADIENT_BYTES]], each, axis=0
+    )
+    rate = how.rate(2.0 * m * n * k * count) * roles[:, 0]
+    seconds = flat_gemm_s(
+        how.fit, how.sms, how.bandwidth, how.element_bytes, roles[:, 1], m, n, k, count, rate
+    ).tolist()
+    return tuple(seconds[:each]), tuple(seconds[each : 2 * each]), tuple(seconds[2 * each :])
 
 
 def attention_s(

@@ -32,6 +32,10 @@ class Weight:
     matmul: bool = True
     fuse: str = ""
 
+    def __hash__(self) -> int:
+        # Of the numbers alone, which is fast: weights are keys wherever their sizes on a rank are remembered.
+        return hash((self.inputs, self.outputs, self.units, self.copies))
+
     @property
     def numel(self) -> int:
         """Elements of all copies."""
