@@ -114,6 +114,8 @@ def _stage(costs: CostModel, plan: Plan, sums: StageSums, p: int, alive: float, 
 def _offload(costs: CostModel, plan: Plan, sums: StageSums) -> tuple[float, int]:
     """(exposed seconds of a step, bytes of host memory on the fullest node) of what the plan offloads."""
     seconds, fullest = 0.0, 0
+    if not (sums.host.any() or sums.host_optimizer.any()):
+        return seconds, fullest
     schedule = schedules.get(plan.schedule)
     alive = schedules.activation_peak_bytes(schedule, sums.host, np.zeros_like(sums.host), plan.num_microbatches)
     for p, kept in enumerate(alive):

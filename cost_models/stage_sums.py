@@ -240,8 +240,13 @@ def _cells(
     method keeps some (else the same)."""
     columns: dict[tuple[int, ...], int] = {}
     rows: list[tuple[int, int]] = []
-    one_stage = int(ends_meet(plan))
+    one_stage, before = int(ends_meet(plan)), None
     for stage in plan.stages:
+        settings = stage.degrees, stage.micro_batch_size, stage.recompute, stage.sharding
+        if settings == before:
+            rows.append(rows[-1])
+            continue
+        before = settings
         degrees = stage.degrees
         whole = stage.recompute if _recomputed_layers(stage.recompute) is None else RecomputeMode()
         pair = []

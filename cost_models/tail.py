@@ -92,15 +92,20 @@ def tail_of(
             return factor * pieces * one
 
         def reduced(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
+            if whole.all():
+                return time("all_reduce", params, gradient, group, stride)
             scatter = time("reduce_scatter", params, gradient, group, stride)
+            if not whole.any():
+                return scatter
             return np.where(whole, time("all_reduce", params, gradient, group, stride), scatter)
 
         reduce_s = np.where(here, reduced(dense, dense_size, tp) + reduced(expert, expert_size, etp * ep), reduce_s)
         last_s = np.where(here, reduced(last_bucket, dense_size, tp), last_s)
-        gathered = time("all_gather", dense, parameter, dense_size, tp)
-        gathered = gathered + time("all_gather", expert, parameter, expert_size, etp * ep)
-        gather_s = np.where(here & ~whole, gathered, gather_s)
-        first_s = np.where(here & ~whole, time("all_gather", last_bucket, parameter, dense_size, tp), first_s)
+        if not whole.all():
+            gathered = time("all_gather", dense, parameter, dense_size, tp)
+            gathered = gathered + time("all_gather", expert, parameter, expert_size, etp * ep)
+            gather_s = np.where(here & ~whole, gathered, gather_s)
+            first_s = np.where(here & ~whole, time("all_gather", last_bucket, parameter, dense_size, tp), first_s)
         free = contention("all_reduce", place.levels, dense_size, tp)
         taken = np.where(whole, free, contention("reduce_scatter", place.levels, dense_size, tp))
         share = np.where(here, taken, share)

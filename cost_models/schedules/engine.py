@@ -196,15 +196,14 @@ def run(of: Graph, seconds: FloatArray, send_s: FloatArray, *, blocking: bool, k
     """One timeline, from [4, P, V] seconds by kind and [P] sends."""
     crossing = np.append(send_s, 0.0)
     span = seconds.reshape(-1)[of.spans]
-    lag, held = crossing[of.inwards], crossing[of.outwards]
-    if blocking:
-        span, lag = span + held, np.zeros_like(lag)
-    end = ends_of(of, span.tolist(), lag.tolist())
-    start = [max(end[of.needs[i - 1]] + float(lag[i - 1]), 0.0) for i in of.first]
+    held = crossing[of.outwards] if blocking else np.zeros_like(span)
+    lag = [0.0] * len(of) if blocking else crossing[of.inwards].tolist()
+    end = ends_of(of, (span + held).tolist() if blocking else span.tolist(), lag)
+    start = [max(end[of.needs[i - 1]] + lag[i - 1], 0.0) for i in of.first]
     finish, begin = np.array([end[i] for i in of.last]), np.array(start)
     busy = (of.span_counts * seconds).sum(axis=(0, 2))
     sends = of.send_counts @ crossing if blocking else np.zeros(of.pp)
-    events = _events(of, end, span, held if blocking else np.zeros_like(held)) if keep_events else ()
+    events = _events(of, end, span + held, held) if keep_events else ()
     return Timeline(begin, finish, busy, sends, finish - busy - sends, float(finish.max()), events)
 
 
