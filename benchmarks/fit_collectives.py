@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost_models.collectives import collective_s, expert_exchange_s, p2p_s
-from meshwright.cost_models.layer_time import touched
+from meshwright.cost_models.feed_forward_time import touched
 from meshwright.cost_models.links import Curve, curve_from
 from meshwright.specs.cluster import NetworkLevel
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 from meshwright.specs.cluster import NetworkLevel
+from meshwright.specs.feed_forward import DenseFFN, MoEFFN
+from meshwright.specs.model import LayerKind
 from meshwright.specs.target import RecomputeMode
 from meshwright.specs.workload import BYTES
 
@@ -15,10 +17,13 @@ from .activations import recomputed_modules
 from .block_memory import FULLY_SHARDED, patches, stored_params
 from .blocks import BlockKind
 from .collectives import Collective, collective_s, contention, exposed_s
+from .feed_forward_time import add_dense_ffn, add_mixture, exchange_contention
 from .few import distinct
-from .layer_time import CALLS, LayerTimer, Pieces
+from .layer_time import LayerTimer
 from .local import Local
+from .mixer_time import add_mixer
 from .operators import matmul_s, stream_s
+from .pieces import CALLS, COMPUTE, Pieces
 from .protocol import TERMS
 
 #: Share of a unit's compute under which FSDP hides its collectives: forward and backward, AMD-AGI/Primus projection.
@@ -41,7 +46,7 @@ def block_pieces(kind: BlockKind, timer: LayerTimer) -> Pieces:
         timer.norms(pieces, 1, 0)
         _head(timer, pieces, kind.trained)
     elif kind.layer is not None:
-        timer.layer(pieces, kind.layer, kind.trained)
+        _layer(timer, pieces, kind.layer, kind.trained)
         if kind.role == "mtp":
             timer.norms(pieces, 3, 0)
             timer.linears(pieces, "mtp", tuple(w for w in kind.weights if w.name == "eh_proj"), kind.trained)
@@ -67,6 +72,22 @@ def block_seconds(
         if again:
             backward = np.where((recompute == index)[:, None], pieces.finish(again, host_call_s, graphs)[1], backward)
     return forward, backward
+
+
+def _layer(timer: LayerTimer, out: Pieces, layer: LayerKind, trained: bool) -> None:
+    """All operators of a decoder layer."""
+    add_mixer(timer, out, layer, trained)
+    if isinstance(layer.feed_forward, DenseFFN):
+        add_dense_ffn(timer, out, layer.feed_forward, trained)
+    elif isinstance(layer.feed_forward, MoEFFN):
+        add_mixture(timer, out, layer.feed_forward, trained)
+    parts = (layer.attention is not None) + (layer.feed_forward is not None)
+    timer.norms(out, max(layer.norms, parts), parts)
+    if timer.overlap.expert and isinstance(layer.feed_forward, MoEFFN):
+        # The forward exchange of one micro-batch runs beside the backward compute of another, and vice versa.
+        columns = [TERMS.index(term) for term in COMPUTE]
+        windows = out.backward[:, columns].sum(axis=1), out.forward[:, columns].sum(axis=1)
+        out.hide("ep_comm", "moe", *windows, exchange_contention(timer), timer.overlap.expert_hidden)
 
 
 def _embedding(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:

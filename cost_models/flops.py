@@ -7,7 +7,7 @@ from meshwright.specs.model import LayerKind, ModelSpec
 from meshwright.specs.weights import Weight
 from meshwright.specs.workload import Workload
 
-from .layer_time import SCAN_FLOPS
+from .mixer_time import SCAN_FLOPS
 from .operators import seen_keys
 
 

@@ -173,10 +173,11 @@ def _sums(
     vpp = plan.vpp * schedules.get(plan.schedule).copies
 
     def by_stage(values: FloatArray) -> FloatArray:
-        return np.bincount(stage, weights=values, minlength=plan.pp)
+        return np.bincount(stage, weights=values, minlength=plan.pp).astype(float)
 
     def by_chunk(values: FloatArray) -> FloatArray:
-        return np.bincount(stage * vpp + placed.chunk, weights=values, minlength=plan.pp * vpp).reshape(plan.pp, vpp)
+        flat = np.bincount(stage * vpp + placed.chunk, weights=values, minlength=plan.pp * vpp)
+        return flat.astype(float).reshape(plan.pp, vpp)
 
     forward, backward = (np.zeros((plan.pp, vpp, len(TERMS))) for _ in range(2))
     for total, terms in ((forward, cells.forward_terms_s), (backward, cells.backward_terms_s)):

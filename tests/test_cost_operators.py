@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.efficiency import family_of
+from meshwright.cost_models.feed_forward_time import touched
 from meshwright.cost_models.gemm import GemmFit, gemm_s
-from meshwright.cost_models.layer_time import touched
 from meshwright.cost_models.operators import attention_s, device, matmul_s, seen_keys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import GpuType

@@ -24,9 +24,11 @@ from meshwright.specs.plan import Chunk, Degrees, Group, Plan, Stage, collapse_b
 from ..collectives import collective_s
 from .architectures import model_of
 from .hardware import LATENCY_US
-from .plans import Case, options_of, precision_of, recompute_of, sharding_of, target_of, workload_of
+from .plans import Case
 from .rows import Run, UnsupportedError, number, run_of
+from .settings import precision_of, recompute_of, sharding_of, workload_of
 from .stacks import stack_of
+from .switches import options_of, target_of
 
 #: Layer lists of the sources start with the embedding (Sailor), or with embedding and transpose (AMP's 30 entries).
 LEADING = {2: 1, 6: 2}

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import get_args
 
 from pydantic import ValidationError
 
-from meshwright.specs.attention import SoftmaxAttention
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.errors import SpecError
-from meshwright.specs.feed_forward import DenseFFN, MoEFFN
+from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.model import ModelSpec
-from meshwright.specs.plan import (
-    Chunk,
-    Degrees,
-    GraphScope,
-    Group,
-    Hsdp,
-    HsdpSharding,
-    Options,
-    Plan,
-    Sharding,
-    Stage,
-    collapse_blocks,
-    format_range,
-)
-from meshwright.specs.target import OffloadModule, RecomputeMode, Target
-from meshwright.specs.workload import PARAMS_DTYPE, Workload
+from meshwright.specs.plan import Chunk, Degrees, Group, Plan, Stage, collapse_blocks, format_range
+from meshwright.specs.target import Target
+from meshwright.specs.workload import Workload
 
 from .architectures import model_of
 from .hardware import cluster_of
 from .layouts import chunks_of
 from .rows import Run, UnsupportedError
-from .stacks import BASE_TARGET, Stack, release_of, stack_of
-
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "tf32", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
-#: Stacks on Megatron-LM with Transformer Engine.
-MEGATRON_STACKS = ("megatron-lm", "megatron-bridge", "nemo")
-#: Stacks on PyTorch's own full sharding and autograd: gradients are tensors that come and go.
-TORCH_STACKS = ("torchtitan", "automodel", "llm-foundry", "transformers")
-MODULES = ("moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "core_attn")
+from .settings import precision_of, recompute_of, sharding_of, workload_of
+from .stacks import Stack, release_of, stack_of
+from .switches import options_of, target_of
 
 
 @dataclass(frozen=True)
@@ -137,26 +116,6 @@ def _given(run: Run, name: str, notes: list[str]) -> int:
     return int(value)
 
 
-def precision_of(run: Run, stack: Stack, cluster: ClusterSpec, notes: list[str]) -> str:
-    """GEMM precision; 32-bit training runs on tf32 units where the GPU has them (the frameworks' images turn it on)."""
-    text = run.precision
-    if not text:
-        notes.append(f"precision {stack.precision}: default of {run.framework}")
-        text = stack.precision
-    gpu = cluster.gpu_of(cluster.pools[0])
-    if text == "fp32" and gpu.supports("tf32"):
-        notes.append("fp32 runs on tf32 units")
-        return "tf32"
-    found = next((value for name, value in PRECISIONS.items() if text.startswith(name)), None)
-    if found is None and text.startswith("fp8"):
-        found = "fp8"
-    if found is None:
-        raise UnsupportedError(f"precision {text!r} is unknown")
-    if not gpu.supports(found):
-        raise UnsupportedError(f"{gpu.name} has no {found} units")
-    return found
-
-
 def expert_degrees(run: Run, model: ModelSpec, ranks: int, tp: int, notes: list[str]) -> tuple[int, int]:
     """(ep, etp). ETP follows TP unless stated or unless the expert grid then exceeds the stage (Megatron)."""
     if not model.is_moe:
@@ -216,199 +175,3 @@ def virtual_stages(run: Run, model: ModelSpec, pp: int, m: int, notes: list[str]
     if vpp * pp > model.num_layers + 2:
         raise UnsupportedError(f"{vpp * pp} chunks for {model.num_layers} layers")
     return vpp
-
-
-def recompute_of(run: Run, stack: Stack, model: ModelSpec, chunks: int, notes: list[str]) -> RecomputeMode:
-    """The ``recompute`` column; blank takes the stack's default."""
-    text = run.recompute
-    if not text:
-        notes.append(f"recompute {stack.recompute}: not stated")
-        text = stack.recompute
-    if text.startswith("full"):
-        partial = re.search(r"(\d+) of \d+ layers", text)
-        if partial:
-            each = max(round(int(partial[1]) / chunks), 1)
-            return RecomputeMode(granularity="full", method="block", num_layers=each)
-        return RecomputeMode(granularity="full", method="uniform", num_layers=1)
-    if text == "selective-layer":  # torchtitan: every second layer
-        layers = max(round(model.num_layers / 2 / chunks), 1)
-        return RecomputeMode(granularity="full", method="block", num_layers=layers)
-    if text == "selective-op" or (text == "selective" and stack.name == "torchtitan"):
-        # torchtitan keeps every second product and attention (its default policy); the rest is computed again.
-        return RecomputeMode(granularity="selective", modules=("layernorm", "mlp", "alternate_ops"))
-    if text == "selective":
-        return RecomputeMode(granularity="selective", modules=("core_attn",))
-    named = re.split(r"[+,]", text.partition(":")[2])
-    modules = tuple(module for module in MODULES if module in named)
-    return RecomputeMode.parse({"granularity": "selective", "modules": modules}) if modules else RecomputeMode()
-
-
-def sharding_of(run: Run, stack: Stack, replicas: int, pp: int, notes: list[str]) -> Sharding:
-    """Sharding level; hybrid sharding takes its group from ``fsdp_group``, else a node."""
-    text = run.sharding
-    if text == "fsdp" and pp > 1 and stack.name == "torchtitan":
-        # Under pipeline parallelism it keeps parameters whole after the forward pass and reduces gradients once a step.
-        notes.append("parameters are gathered once a step: torchtitan's default under pipeline parallelism")
-        return "zero1"
-    if text == "hsdp":
-        group = run.flags.get("fsdp_group", "")
-        if stack.name in MEGATRON_STACKS and not group:
-            notes.append("sharded over all replicas: Megatron divides the optimizer over the outer group too")
-            return "fsdp"
-        shard = int(group) if group.isdigit() else run.gpus_per_node or 8
-        if replicas % shard == 0 and replicas > shard:
-            return Hsdp(hsdp=HsdpSharding(replicate=replicas // shard, shard=shard))
-        return "fsdp"
-    if text in ("none", "zero1", "zero2", "zero3", "fsdp"):
-        return text  # type: ignore[return-value]
-    if replicas > 1:
-        notes.append(f"sharding {stack.sharding}: default of {run.framework}")
-    return stack.sharding  # type: ignore[return-value]
-
-
-def workload_of(
-    run: Run, stack: Stack, model: ModelSpec, precision: str, sharding: Sharding, batch: int, mtp: bool
-) -> Workload:
-    reduced = run.flags.get("grad_reduce") or run.flags.get("grad_sync_dtype")
-    gradient = "bf16" if reduced == "bf16" else "fp32" if reduced == "fp32" else stack.gradient_dtype
-    if "fp32_allreduce" in run.flags or run.flags.get("mp_mode") == "DEFAULT":
-        gradient = "fp32"
-    params: str = PARAMS_DTYPE[precision]
-    if precision in ("fp8", "mxfp8") and run.flag("fp8_param_gather", stack.low_precision_primary):
-        params = "fp8"
-    dtypes = (run.flags.get("opt_dtypes") or "").split("/")
-    moments = "bf16" if len(dtypes) == 4 and dtypes[-1].startswith("bf") else "fp32"
-    if "precision-aware optimizer" in run.text:
-        moments = "bf16"
-    # Megatron's full sharding adds gradients up in main gradients, whatever they are reduced in.
-    fully = sharding == "fsdp" or isinstance(sharding, Hsdp)
-    main_gradients = "fp32" if stack.name in MEGATRON_STACKS and fully and dtypes[0] == "fp32" else None
-    if run.release.startswith("Bridge card") and not run.flags:
-        main_gradients = "fp32"  # Megatron-Bridge's bf16_mixed; the performance recipes that differ state it
-    return Workload.parse(
-        {
-            "task": run.task if run.task in ("sft", "lora") else "pretrain",
-            "global_batch_size": batch,
-            "seq_length": run.seq_length,
-            "precision": precision,
-            "params_dtype": params,
-            "gradient_dtype": "fp32" if params == "fp32" else gradient,
-            "main_gradient_dtype": main_gradients,
-            "moments_dtype": moments,
-            "dropout": dropout_of(stack, model),
-            "mtp": mtp,
-        }
-    )
-
-
-def dropout_of(stack: Stack, model: ModelSpec) -> bool:
-    """Dropout 0.1 is Megatron's default, and models of GPT's kind (biases, no gate) are trained with it."""
-    if stack.name not in MEGATRON_STACKS:
-        return stack.dropout
-    kind = model.kinds[0]
-    biased = isinstance(kind.attention, SoftmaxAttention) and kind.attention.qkv_bias
-    return biased and isinstance(kind.feed_forward, DenseFFN) and not kind.feed_forward.gated
-
-
-def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
-    blank = not run.flags
-    overlap = stack.overlap and "no comm overlap" not in run.text
-    tp_overlap = run.flag("tp_comm_overlap", stack.tp_overlap and tp > 1) or "asynctp" in run.text
-    if blank and stack.overlap:
-        notes.append("communication overlap as the framework's default: flags not stated")
-    dispatcher = run.flags.get("moe_dispatcher", "")
-    flex = "flex" in dispatcher or "deepep" in run.text or "hybridep" in run.text
-    graph = run.flags.get("cuda_graph") or run.flags.get("cuda_graphs") or "none"
-    if "cudagraph" in run.text:
-        graph = "true"
-    sequence_parallel = stack.sequence_parallel if run.sequence_parallel is None else run.sequence_parallel
-    return Options.parse(
-        {
-            "sequence_parallel": tp > 1 and sequence_parallel,
-            "overlap_grad_reduce": run.flag("overlap_grad_reduce", overlap),
-            "overlap_param_gather": run.flag("overlap_param_gather", overlap),
-            "tp_comm_overlap": tp > 1 and tp_overlap,
-            "overlap_p2p": run.flag("overlap_p2p", True),
-            "ep_comm_overlap": run.flag("ep_comm_overlap", False),
-            "delay_wgrad": run.flag("delay_wgrad", False),
-            "moe_shared_expert_overlap": run.flag("shared_expert_overlap", False),
-            "dispatcher": "flex" if flex else stack.dispatcher,
-            "cuda_graph": graph not in ("none", "false", ""),
-            "cuda_graph_scope": graph_scope(graph),
-            "fused_cross_entropy": stack.fused_loss or fused_loss(run),
-            "grouped_gemm": stack.grouped,
-            # torchtitan's chunked loss takes eight pieces by default.
-            "loss_chunks": loss_chunks(run),
-            "reshard_after_forward": run.flag("reshard_after_forward", True),
-            "activation_offload_layers": offloaded_layers(run),
-            "activation_offload_modules": tuple(
-                name for name in get_args(OffloadModule) if name in re.split(r"[+,]", run.flags.get("act_offload", ""))
-            ),
-        }
-    )
-
-
-def loss_chunks(run: Run) -> int | None:
-    """Pieces of a chunked loss."""
-    stated = run.flags.get("loss_chunks", "")
-    if stated.isdigit():
-        return int(stated)
-    return 8 if "chunkedceloss" in run.text or "chunk loss" in run.text else None
-
-
-def offloaded_layers(run: Run) -> int:
-    """Layers whose activations go to host memory."""
-    match = re.search(r"(?:act_cpu_offload_layers|cpu_offloading_num_layers)\W+(\d+)", run.text)
-    return int(match[1]) if match else 0
-
-
-def graph_scope(text: str) -> tuple[str, ...]:
-    """Scopes of ``transformer_engine:attn+moe_router``; none stated means whole layers."""
-    known = get_args(GraphScope)
-    return tuple(scope for scope in known if scope in re.split(r"[:+/]", text))
-
-
-def target_of(run: Run, stack: Stack, options: Options) -> Target:
-    """The base target with the stack's own capabilities."""
-    return BASE_TARGET.model_copy(
-        update={
-            "name": stack.name,
-            "framework": stack.name,
-            "version": release_of(run.framework, run.release),
-            "sequence_parallel": options.sequence_parallel or (run.tp or 1) == 1,
-            "fused_attention": fused_attention(run, stack),
-            "deepspeed_pipeline": "deepspeed" in stack.name,
-            "logit_bytes": logit_bytes(run, stack),
-            "fused_activation": stack.name not in TORCH_STACKS or compiled(run, "model"),
-            "gradient_placeholders": stack.name in MEGATRON_STACKS
-            and not run.flag("no_gradient_accumulation_fusion", False),
-            "gradient_buffer": stack.name not in TORCH_STACKS,
-            "low_precision_inputs": stack.name != "torchtitan",
-            "gathered_inputs_kept": stack.name == "torchtitan" and (run.tp or 1) > 1,
-        }
-    )
-
-
-def logit_bytes(run: Run, stack: Stack) -> float | None:
-    """Live bytes a logit; torchtitan compiles the loss with the model since 2025."""
-    year = max(re.findall(r"\b20[12]\d\b", run.release), default="")
-    in_kernel = stack.name == "torchtitan" and year >= "2025" and compiled(run, "loss")
-    return 4.0 if fused_loss(run) or in_kernel else stack.logit_bytes
-
-
-def compiled(run: Run, part: str) -> bool:
-    """Whether torch.compile covers ``part`` (``model`` or ``loss``); without a stated part it covers both."""
-    return "torch.compile" in run.text or part in run.flags.get("compile", "")
-
-
-def fused_loss(run: Run) -> bool:
-    """Whether the row says that cross-entropy is fused."""
-    return bool(re.search(r"\bce fusion|cross_entropy_\w*fusion=true", run.text))
-
-
-def fused_attention(run: Run, stack: Stack) -> bool:
-    """Whether attention runs as one kernel: not in stacks of 2022 and before (flash attention is from mid-2022)."""
-    if run.flags.get("attention_backend") == "unfused":
-        return False
-    years = [int(year) for year in re.findall(r"\b(20[12]\d)\b", run.release + " " + run.row.get("source_path", ""))]
-    return stack.flash and not (years and max(years) <= 2022)

@@ -35,6 +35,10 @@ class Stack:
     low_precision_primary: bool = False
 
 
+#: Stacks on Megatron-LM with Transformer Engine.
+MEGATRON_STACKS = ("megatron-lm", "megatron-bridge", "nemo")
+#: Stacks on PyTorch's own full sharding and autograd: gradients are tensors that come and go.
+TORCH_STACKS = ("torchtitan", "automodel", "llm-foundry", "transformers")
 #: Megatron's own cross-entropy works in place on the fp32 copy of bf16 logits.
 IN_PLACE = 6.0
 #: The fused cross-entropy of flash-attention, llm-foundry's default loss, puts the gradient in place of the logits.
