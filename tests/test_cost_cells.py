@@ -12,8 +12,8 @@ from meshwright.cost_models.blocks import block_table
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import CONTENTION, collective_s
 from meshwright.cost_models.flops import model_flops
-from meshwright.cost_models.layer_time import host_exposed_s
 from meshwright.cost_models.overlap import Overlap
+from meshwright.cost_models.pieces import host_exposed_s
 from meshwright.cost_models.protocol import TERMS, CellCosts
 from meshwright.specs.attention import LinearAttention, MambaMixer, SoftmaxAttention
 from meshwright.specs.cluster import ClusterSpec, NetworkLevel
