@@ -27,8 +27,12 @@ ARCHITECTURES = ((7.0, "volta"), (7.5, "turing"), (8.0, "ampere"), (8.6, "ampere
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 
 
-#: Stacks that run on Megatron core, and the family they share.
-FAMILIES = {"nemo": "megatron", "megatron-bridge": "megatron", "megatron-lm": "megatron"}
+#: Stacks that run the same code in other ways, and the family they share.
+FAMILIES = {
+    "nemo": "megatron", "megatron-bridge": "megatron", "megatron-lm": "megatron",
+    "torchtitan-eager": "torchtitan", "torchtitan-rowwise": "torchtitan",
+    "sailor-deepspeed": "megatron-deepspeed",
+}  # fmt: skip
 #: The stack whose runs speak for plans of a target: Megatron-Bridge's releases of 2026 ship the core that
 #: Megatron-LM 0.16 to 0.20 do.
 STACK_OF_TARGET = {"megatron": "megatron-bridge"}

@@ -52,7 +52,7 @@ STACKS: tuple[tuple[str, Stack], ...] = (
     ("nemo", Stack("nemo", "zero1", gradient_dtype="bf16", tp_overlap=True, logit_bytes=IN_PLACE,
                    low_precision_primary=True)),
     ("primus", Stack("megatron-rocm", "zero1")),
-    ("sailor", Stack("megatron-deepspeed", "none", "fp32", sequence_parallel=False, overlap=False, flash=False,
+    ("sailor", Stack("sailor-deepspeed", "none", "fp32", sequence_parallel=False, overlap=False, flash=False,
                      fused_loss=False, logit_bytes=IN_PLACE)),
     ("aceso", Stack("megatron-aceso", "none", "fp16", sequence_parallel=False, overlap=False, flash=False,
                     fused_loss=False, logit_bytes=IN_PLACE, dropout=True)),
