@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import norm, t
 
 from benchmarks.learned_fit import Problem, Sample, Table, balanced, linearised, sample_of, seconds, solve
 from meshwright.cost_models.backtest.plans import case_of
@@ -31,6 +32,8 @@ HERE = Path(__file__).parent / "data"
 OUT = Path(__file__).parents[1] / "cost_models" / "data" / "learned.json"
 LEFT_OUT = HERE / "left_out.csv"
 LEVEL = 0.8
+#: Groups from which a stack has an interval of its own.
+FEWEST_GROUPS = 3
 #: Runs of one source that differ in little but the batch: a share of them is enough for the fit; all are predicted.
 THINNED, SHARE = "VIA-Research/vTrain", 0.2
 #: What an anchor weighs: it is a run of the very system, where others are of other releases, models or hosts.
@@ -107,13 +110,17 @@ def kind_of(sample: Sample) -> str:
     return "moe" if sample.traits.moe else "dense"
 
 
-def quantiles(errors: np.ndarray) -> tuple[float, float]:
-    """Ends of the central interval of measured over predicted; a small sample is widened to its prediction interval
-    (order statistics: rank q (n + 1))."""
-    logs, n = np.sort(errors), len(errors)
-    low, high = ((1 - LEVEL) / 2) * (n + 1) - 1, ((1 + LEVEL) / 2) * (n + 1) - 1
-    grid = np.arange(n)
-    return float(np.exp(np.interp(max(low, 0), grid, logs))), float(np.exp(np.interp(min(high, n - 1), grid, logs)))
+def quantiles(errors: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
+    """Ends of the central interval of measured over predicted, from logarithms of left-out errors.
+
+    Runs of one group err alike, so that a handful of groups says little about the next: the ends lie further from the
+    median by Student's over the normal quantile for that many groups, and by the spread of their own mean.
+    """
+    count = len(set(groups.tolist()))
+    low, middle, high = np.quantile(errors, ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2))
+    upper = (1 + LEVEL) / 2
+    wider = t.ppf(upper, max(count - 1, 1)) / norm.ppf(upper) * math.sqrt(1 + 1 / count)
+    return math.exp(middle - wider * (middle - low)), math.exp(middle + wider * (high - middle))
 
 
 def intervals(every: Sequence[Sample], by_scheme: dict[str, np.ndarray]) -> dict[str, object]:
@@ -122,17 +129,16 @@ def intervals(every: Sequence[Sample], by_scheme: dict[str, np.ndarray]) -> dict
     logs = {name: np.log(measured / values) for name, values in by_scheme.items()}
     names = np.array([s.traits.stack for s in every])
     kinds = np.array([kind_of(s) for s in every])
+    of = np.array([s.case.run.row["group"] for s in every])
     groups: dict[str, tuple[float, float]] = {}
     for stack in sorted(set(names)):
-        for kind in ("dense", "moe"):
-            here = (names == stack) & (kinds == kind)
-            if here.sum() >= 8:
-                groups[f"{stack}|{kind}"] = quantiles(logs["group"][here])
-        if (names == stack).sum() >= 8:
-            groups[stack] = quantiles(logs["group"][names == stack])
+        for kind, here in (("|dense", kinds == "dense"), ("|moe", kinds == "moe"), ("", kinds != "")):
+            here = here & (names == stack)
+            if len(set(of[here])) >= FEWEST_GROUPS:
+                groups[stack + kind] = quantiles(logs["group"][here], of[here])
 
     def pooled(scheme: str) -> dict[str, tuple[float, float]]:
-        return {kind: quantiles(logs[scheme][kinds == kind]) for kind in ("dense", "moe")}
+        return {kind: quantiles(logs[scheme][kinds == kind], of[kinds == kind]) for kind in ("dense", "moe")}
 
     rounded = {k: [round(x, 3) for x in v] for k, v in groups.items()}
     return {
@@ -166,17 +172,18 @@ def report(title: str, every: Sequence[Sample], values: np.ndarray) -> None:
 def cross_fitted(every: Sequence[Sample], values: np.ndarray) -> np.ndarray:
     """[N, 2] interval ends for each run from the left-out errors of the other groups of its stack and kind."""
     logs = np.log([s.measured_s for s in every]) - np.log(values)
-    keys = np.array([f"{s.traits.stack}|{kind_of(s)}" for s in every])
-    stacks = np.array([s.traits.stack for s in every])
+    names = np.array([s.traits.stack for s in every])
     kinds = np.array([kind_of(s) for s in every])
     groups = np.array([s.case.run.row["group"] for s in every])
-    out = np.ones((len(every), 2))
-    for i in range(len(every)):
-        other = groups != groups[i]
-        for here in (other & (keys == keys[i]), other & (stacks == stacks[i]), other & (kinds == kinds[i])):
-            if here.sum() >= 8:
-                out[i] = quantiles(logs[here])
-                break
+    out, known = np.ones((len(every), 2)), {}
+    for i, s in enumerate(every):
+        key = groups[i], names[i], kinds[i]
+        if key not in known:
+            other = (groups != groups[i]) & np.isfinite(logs)
+            alike = [other & (names == s.traits.stack) & (kinds == kinds[i]), other & (names == s.traits.stack)]
+            here = next((h for h in alike if len(set(groups[h])) >= FEWEST_GROUPS), other & (kinds == kinds[i]))
+            known[key] = quantiles(logs[here], groups[here])
+        out[i] = known[key]
     return out
 
 
