@@ -87,11 +87,12 @@ def test_order_is_told_for_pairs_that_differ_in_their_plan_and_time() -> None:
 
 def test_neighbouring_releases_are_compared_at_equal_settings() -> None:
     rows = [
-        row("a", 1.0), row("b", 1.0, release="25.04", measured_s=1.25), row("c", 1.0, release="25.07"),
-        row("d", 1.0, release="25.07", measured_s=9.0),
+        row("a", 1.0), row("b", 1.0, measured_s=1.25), row("c", 1.0, measured_s=2.5), row("d", 1.0, measured_s=9.0),
     ]  # fmt: skip
-    runs = {"a": {"tp": "1"}, "b": {"tp": "1"}, "c": {"tp": "1"}, "d": {"tp": "2"}}
-    assert release_differences(rows, runs) == {"dense": [pytest.approx(0.25), pytest.approx(0.25)]}
+    releases = {"a": "25.02", "b": "25.07", "c": "25.04", "d": "25.07"}
+    runs = {name: {"release": release, "tp": "2" if name == "d" else "1"} for name, release in releases.items()}
+    # in the order of releases a, c, b: 1 s, 2.5 s, 1.25 s; d has another plan
+    assert release_differences(rows, runs) == {"dense": [pytest.approx(1.5), pytest.approx(1.0)]}
 
 
 def test_our_figures_beside_a_tool_are_of_the_same_kind_of_runs() -> None:

@@ -63,8 +63,8 @@ def release_differences(rows: Iterable[Row], runs: Mapping[str, Mapping[str, str
         buckets.setdefault((row.group, *settings), []).append(row)
     out: dict[str, list[float]] = {}
     for members in buckets.values():
-        by_release = {row.release: row for row in sorted(members, key=lambda row: (row.release, row.id))}
-        for first, second in pairwise(by_release.values()):
+        by_release = {runs[row.id].get("release", ""): row for row in members}
+        for first, second in pairwise(by_release[name] for name in sorted(by_release)):
             low, high = sorted((first.measured_s, second.measured_s))
             out.setdefault(first.kind, []).append(high / low - 1)
     return dict(sorted(out.items()))

@@ -13,6 +13,7 @@ from .memory_tables import memory_section
 from .order import Pair, by_distance, pairs_of, release_differences
 from .statistics import (
     FEWEST,
+    GRID,
     SCHEMES,
     WEAK,
     Errors,
@@ -21,6 +22,7 @@ from .statistics import (
     errors_of,
     family_of,
     median_of_groups,
+    nodes_of,
     of_scheme,
     precision_of,
     weak_groups,
@@ -91,6 +93,7 @@ def intro(rows: Sequence[Row], published: int, command: str) -> str:
 
 def times(rows: Sequence[Row]) -> str:
     kinds = [("all", list(rows)), *((kind, members) for (kind,), members in by(rows, lambda row: (row.kind,)).items())]
+    grid = [row for row in rows if row.source_repo == GRID]
     totals = ([kind, *figures(errors_of(some)), percent(median_of_groups(some))] for kind, some in kinds)
     return page(
         "## Step time of an architecture on a GPU type not seen",
@@ -99,6 +102,8 @@ def times(rows: Sequence[Row]) -> str:
         chart("scatter", texts.SCATTER),
         prose(texts.FRAMEWORKS),
         error_table(("framework", "kind"), rows, lambda row: (row.framework, row.kind)),
+        prose(texts.NODES) if grid else "",
+        error_table(("vTrain",), grid, lambda row: (nodes_of(row),)) if grid else "",
         chart("errors_by_framework", texts.BOXES.format("framework")),
         chart("coverage", texts.COVERAGE),
         "By GPU type:",
@@ -112,10 +117,11 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def schemes(rows: Sequence[Row]) -> str:
+    keys: dict[str, Key] = {"hidden": lambda row: (f"{row.kind}, {nodes_of(row)}",)}
     lines = [
         [f"`{scheme}`", kind, *figures(errors_of(members))]
         for scheme in SCHEMES
-        for (kind,), members in by(of_scheme(rows, scheme), lambda row: (row.kind,)).items()
+        for (kind,), members in by(of_scheme(rows, scheme), keys.get(scheme, lambda row: (row.kind,))).items()
     ]
     return page(
         "## The same with more, or less, left out",
@@ -140,7 +146,7 @@ def anchors(rows: Sequence[Row]) -> str:
         without = [percent(errors_of(same).mean), percent(errors_of(same).median)] if same else ["-", "-"]
         lines.append([*group, *figures(errors_of(members)), *without])
     heads = ("framework", "kind", *HEADS, "mean without", "median without")
-    return page("## With one run of yours", prose(texts.ANCHOR), table(heads, lines, 2))
+    return page("## With one run known", prose(texts.ANCHOR), table(heads, lines, 2))
 
 
 def weak(rows: Sequence[Row]) -> str:
@@ -160,7 +166,7 @@ def releases(differences: Mapping[str, Sequence[float]]) -> str:
         for kind, some in differences.items()
     ]
     return page(
-        "## What no estimate can be better than",
+        "## How much releases differ",
         prose(texts.RELEASES),
         table(("kind", "pairs", "mean", "median", "p90", "worst"), lines),
     )

@@ -14,6 +14,8 @@ import numpy as np
 SCHEMES = ("group", "architecture", "gpu", "hidden", "anchor", "shipped")
 #: A group of fewer runs says little.
 FEWEST, WEAK = 3, 0.20
+#: The source of the grid of models over which scheme ``hidden`` is told, and the GPUs of a node of it.
+GRID, NODE = "VIA-Research/vTrain", 8
 #: Families by a piece of the model's name, first match.
 FAMILIES = (
     ("gpt-oss", "gpt-oss"), ("mixtral", "Mixtral"), ("deepseek", "DeepSeek"), ("moonlight", "DeepSeek"),
@@ -121,7 +123,13 @@ def by(rows: Iterable[Row], key: Callable[[Row], tuple[str, ...]]) -> dict[tuple
 
 
 def of_scheme(rows: Iterable[Row], scheme: str) -> list[Row]:
-    return [row for row in rows if row.scheme == scheme]
+    """The rows of a scheme; of ``hidden`` those of :data:`GRID`, as the others are left out by group there."""
+    return [row for row in rows if row.scheme == scheme and (scheme != "hidden" or row.source_repo == GRID)]
+
+
+def nodes_of(row: Row) -> str:
+    """Whether a run of :data:`GRID` spans nodes."""
+    return "several nodes" if row.num_gpus > NODE else "one node"
 
 
 def median_of_groups(rows: Sequence[Row]) -> float:

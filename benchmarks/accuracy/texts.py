@@ -9,8 +9,8 @@ SEEN = {
     "architecture": "an architecture is left out on all GPU types",
     "gpu": "a generation of GPUs is left out with all architectures on it",
     "hidden": "a hidden size is left out; vTrain's runs only, whose models form a grid",
-    "anchor": "one run of each framework, release, GPU type and class of precision is known and corrects the others of "
-    "its kind; the known runs are not counted",
+    "anchor": "as `group`, but one run of the same framework, release, GPU type and precision is known; that run "
+    "itself is not counted",
     "shipped": "nothing is left out. These are the corrections that ship, on the runs that they were fitted to: how "
     "well they describe, not how well they predict",
 }
@@ -19,27 +19,31 @@ INTRO = """How far estimates of step time and memory are from published training
 ({runs} published runs, in `benchmarks/data`) by"""
 
 DATA = """The runs stand in `benchmarks/data/published_runs.csv.gz`, each with repository, file and commit. {measured}
-pretraining runs of {frameworks} frameworks on {gpus} GPU types with {architectures} architectures have a step time or
-a throughput, are complete enough to judge, and can be priced. Nobody ran them for this project; settings that a
-source leaves out are assumed."""
+pretraining runs of {frameworks} frameworks on {gpus} GPU types with {architectures} architectures are judged: their
+source states a step time or a throughput and the plan, and they can be priced. Nobody ran them for this project;
+settings that a source leaves out are assumed."""
 
 LEFT_OUT = """Runs are left out of the fit of the corrections by whole groups, never one by one, because neighbours in
 a table are nearly copies; each is then predicted by corrections that have not seen it. What is left out together is
 the `scheme`:"""
 
-NOT_HIDDEN = """What no split shows: the form of the model was chosen with these runs in sight; rates of operators and
-collectives come from measurements of kernels and are the same in every split; the T4's rates were fitted on AMP's
-runs, so its rows are not unseen."""
+NOT_HIDDEN = """What no split shows: the form of the model was chosen with these runs in sight; the fits without a
+group linearise prices around the point that all runs together gave; rates of operators and collectives come from
+measurements of kernels and are the same in every split; the T4's rates were fitted on AMP's runs, so its rows are not
+unseen. Of vTrain's runs on one node only a fifth takes part in any fit."""
 
 FIGURES = """An error is predicted over measured step time, less one. Tables show mean, median and 90th percentile of
 its size; `bias` is its signed median, below zero where estimates are too short. `inside` is the share of measured
-times within the interval that comes with the estimate, which promises {level}."""
+times within an interval that promises {level}; here it is set for each run from the left-out errors of the other
+groups of its stack and kind."""
 
 TIMES = """Scheme `group`. Some sources have hundreds of runs of one model; `median of groups` counts each
 architecture on each GPU type once, with its median."""
 
 FRAMEWORKS = """By framework and kind. The modes of a framework are put together; `Megatron-DeepSpeed` is nearly all
 vTrain's runs, which state no precision."""
+
+NODES = """Of vTrain's runs by the number of nodes:"""
 
 SCATTER = """Predicted over measured step time against measured step time, on logarithmic axes, one mark a run, by
 framework. The table by framework holds the figures.""".replace("\n", " ")
@@ -55,16 +59,16 @@ are. The table above holds the figures.""".replace("\n", " ")
 
 SCHEMES = """Each scheme on the runs that it can be made for, so that their number differs."""
 
-ANCHOR = """Scheme `anchor`: a single measured run of the same framework, release, GPU type and class of precision
-corrects the others, as [calibrate](calibrate.md) does with runs of yours. The last two columns are scheme `group` on
-the same runs."""
+ANCHOR = """Scheme `anchor`: the run's group is left out, but one measured run of the same framework, release, GPU
+type and precision, of whatever model, takes part with a larger weight. The last two columns are scheme `group` on the
+same runs. [Calibrate](calibrate.md) corrects estimates by runs of yours."""
 
 WEAK = """Of {groups} groups (an architecture on a GPU type) with {fewest} runs or more, {weak} have a median error
 above {limit} under scheme `group`. Do not trust an estimate of such a kind without a run of your own. An architecture
 is named by its kind, its layers and hidden size, and a digest of the rest."""
 
 RELEASES = """Runs with the same settings in two neighbouring releases of one framework: the longer over the shorter
-measured time, less one. An estimate that does not know the release is off by that much."""
+measured time, less one. By that much a perfect estimate for one release errs on the other."""
 
 RANKING = """A planner needs the order of plans more than their seconds. These are pairs of runs of one source,
 architecture, GPU type, number of GPUs, framework, release, precision and batch that differ in their plan and whose
