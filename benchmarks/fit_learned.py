@@ -23,6 +23,7 @@ import numpy as np
 from scipy.stats import norm, t
 
 from benchmarks.learned_fit import Problem, Sample, Table, balanced, linearised, sample_of, seconds, solve
+from meshwright.cost_models.backtest.inputs import read_models
 from meshwright.cost_models.backtest.plans import case_of
 from meshwright.cost_models.backtest.rows import Run, UnsupportedError, read_rows, run_of
 from meshwright.cost_models.learned import multipliers_of
@@ -48,7 +49,7 @@ COLUMNS = (
 
 def samples_of(runs: Path, models: Path) -> list[Sample]:
     """Pretraining runs of quality A or B on one GPU type whose plan is stated and can be priced."""
-    known, out = json.loads(models.read_text()), []
+    known, out = read_models(models), []
     for row in read_rows(runs):
         if row["task"] != "pretrain" or row["quality"] not in ("A", "B") or row["gpu_type"] == "mixed":
             continue

@@ -1,4 +1,6 @@
-"""Fit the T4's rates on runs on T4 alone: ``python benchmarks/fit_t4.py HETERO.csv MODELS.json``.
+"""Fit the T4's rates on runs on T4 alone.
+
+    python benchmarks/fit_t4.py benchmarks/data/mixed_runs.csv.gz benchmarks/data/published_models.json.gz
 
 No operator profile of the T4 is public, so its share of the peak (products, attention and streaming alike) and the rate
 of its PCIe all-reduce come from whole runs. Prints the factors by which the shipped times would have to grow: 1 means
@@ -7,13 +9,13 @@ that they fit. Runs on mixed types are never read.
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from meshwright.cost_models.backtest.inputs import read_models
 from meshwright.cost_models.backtest.mixed import mixed_case, mixed_run
 from meshwright.cost_models.backtest.price import price_case
 from meshwright.cost_models.backtest.rows import read_rows
@@ -23,7 +25,7 @@ FACTORS = (0.6, 0.8, 0.9, 1.0, 1.1, 1.25, 1.6)
 
 
 def main(runs: Path, models: Path) -> None:
-    known = json.loads(models.read_text())
+    known = read_models(models)
     cases = []
     for row in read_rows(runs):
         if row["gpu_types"] == "T4-16" and row["status"] == "ok":

@@ -2,9 +2,10 @@
 
     python -m benchmarks.memory_accuracy RUNS.csv MODELS.json [--failed CASES.jsonl] [--rows]
 
-Runs have the columns of ``meshwright.cost_models.backtest.rows``. A run that ran must fit; ``--failed`` takes rows of
-the same columns, one JSON object a line, whose ``verdict`` is ``oom`` (must not fit) or ``fits``; ``architecture``
-brings a model that MODELS.json has not.
+The published ones are ``published_runs.csv.gz`` and ``published_models.json.gz`` in ``benchmarks/data``. Runs have the
+columns of ``meshwright.cost_models.backtest.rows``; ``rank`` says whether the peak is that of the ``first`` or ``last``
+rank, blank if of the fullest. A run that ran must fit; ``--failed`` takes rows of the same columns, one JSON object a
+line, whose ``verdict`` is ``oom`` (must not fit) or ``fits``; ``architecture`` brings a model that MODELS.json has not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost_models import memory
+from meshwright.cost_models.backtest.inputs import read_models
 from meshwright.cost_models.backtest.price import Priced, price
 from meshwright.cost_models.backtest.rows import number, read_rows
 from meshwright.specs.estimate import StageEstimate
@@ -46,14 +48,11 @@ class Peak:
 
 
 def stage_measured(priced: Priced) -> StageEstimate:
-    """The stage that the source read: the last or first rank's where its notes say so, else the fullest."""
+    """The stage that the source read: the last or first rank's where the row says so, else the fullest."""
     assert priced.estimate is not None
-    stages, notes = priced.estimate.stages, priced.row.get("notes", "")
-    if "(last) rank" in notes:
-        return stages[-1]
-    if "rank 0" in notes or "rank-0" in notes:
-        return stages[0]
-    return max(stages, key=lambda stage: stage.allocated_bytes)
+    stages = priced.estimate.stages
+    ends = {"first": stages[0], "last": stages[-1]}
+    return ends.get(priced.row["rank"]) or max(stages, key=lambda stage: stage.allocated_bytes)
 
 
 def peaks_of(priced: Priced) -> list[Peak]:
@@ -101,7 +100,7 @@ def report_peaks(peaks: list[Peak], rows: bool) -> None:
                 print(f"    {peak.id:16s} {peak.measured / 1e9:8.2f} GB {100 * peak.error:+6.1f}%")
 
 
-def report_verdicts(title: str, verdicts: list[tuple[str, Priced]], wanted: bool, rows: bool) -> None:
+def report_verdicts(title: str, verdicts: Verdicts, wanted: bool, rows: bool) -> None:
     """Share of ``verdicts`` (group, run) with the verdict ``wanted``; those without it are listed."""
     total: Counter[str] = Counter(group for group, _ in verdicts)
     right: Counter[str] = Counter(group for group, p in verdicts if p.estimate and p.estimate.fits == wanted)
@@ -120,18 +119,15 @@ def report_verdicts(title: str, verdicts: list[tuple[str, Priced]], wanted: bool
                   f"{row['precision']} {plan} {row['recompute']} {row['sharding']} | {parts}")  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("models", type=Path)
-    parser.add_argument("--failed", type=Path)
-    parser.add_argument("--rows", action="store_true", help="every row, and the parts of wrong verdicts")
-    arguments = parser.parse_args()
-    models: dict[str, Any] = json.loads(arguments.models.read_text())
+Verdicts = list[tuple[str, Priced]]
+
+
+def priced_runs(path: Path, models: dict[str, Any]) -> tuple[list[Peak], Verdicts, Verdicts]:
+    """Peaks of all runs that state one, and the runs that ran (framework, run): plan stated, and plan guessed."""
     peaks: list[Peak] = []
-    stated: list[tuple[str, Priced]] = []
-    guessed: list[tuple[str, Priced]] = []
-    for row in read_rows(arguments.runs):
+    stated: Verdicts = []
+    guessed: Verdicts = []
+    for row in read_rows(path):
         ran = row["task"] in RAN_TASKS and row["quality"] in QUALITIES
         if not ran and not number(row["peak_bytes"]):
             continue
@@ -143,6 +139,18 @@ def main() -> None:
             peaks += peaks_of(priced)
         if ran:
             (stated if plan_stated(priced) else guessed).append((row["framework"], priced))
+    return peaks, stated, guessed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("models", type=Path)
+    parser.add_argument("--failed", type=Path)
+    parser.add_argument("--rows", action="store_true", help="every row, and the parts of wrong verdicts")
+    arguments = parser.parse_args()
+    models: dict[str, Any] = read_models(arguments.models)
+    peaks, stated, guessed = priced_runs(arguments.runs, models)
     report_peaks(peaks, arguments.rows)
     report_verdicts("runs that ran, plan stated, said to fit", stated, True, arguments.rows)
     report_verdicts(
@@ -154,7 +162,7 @@ def main() -> None:
         report_verdicts("their neighbours that ran, said to fit", failed["fits"], True, True)
 
 
-def verdicts(path: Path, models: dict[str, Any], verdict: str) -> list[tuple[str, Priced]]:
+def verdicts(path: Path, models: dict[str, Any], verdict: str) -> Verdicts:
     """The priced cases of a file with ``verdict``."""
     out = []
     for line in path.read_text().splitlines():
@@ -174,7 +182,7 @@ def blank() -> dict[str, str]:
         "id framework release model gpu gpu_type num_gpus gpus_per_node interconnect precision seq_len micro_batch"
     )
     more = "global_batch tp pp cp vp ep etp dp sharding sequence_parallel recompute other_flags task model_overrides"
-    return dict.fromkeys(f"{columns} {more} quality notes".split(), "")
+    return dict.fromkeys(f"{columns} {more} quality".split(), "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Step times of runs on mixed and old GPUs against predictions.
 
-    python benchmarks/mixed_runs.py HETERO.csv MODELS.json
+    python benchmarks/mixed_runs.py benchmarks/data/mixed_runs.csv.gz benchmarks/data/published_models.json.gz
 
 Prints, by source and by whether a run mixes GPU types, the errors and rank correlations of our prediction and of the
 source's own. Nothing is fitted on runs that mix types. The second table multiplies the host's time for a call by one
@@ -9,7 +9,6 @@ factor a source, fitted on its runs on one GPU type.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshwright.cost_models.backtest.inputs import read_models
 from meshwright.cost_models.backtest.mixed import is_mixed_types
 from meshwright.cost_models.backtest.plans import Case
 from meshwright.cost_models.backtest.price import price, price_case
@@ -42,7 +42,7 @@ class Compared:
 
 def read(runs: Path, models: Path) -> tuple[list[Compared], Counter[str]]:
     """The measured runs that can be priced, and why the others cannot. Rows that copy another one are left out."""
-    known = json.loads(models.read_text())
+    known = read_models(models)
     out: list[Compared] = []
     reasons: Counter[str] = Counter()
     for row in read_rows(runs):

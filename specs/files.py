@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,17 @@ MAX_NODES = 200_000
 
 
 def read_document(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON (``.json``) or YAML (any other suffix) file.
+    """The value in a JSON (``.json``, ``.json.gz``) or YAML (any other suffix) file.
 
     Raises :class:`SpecError` for a file that is missing, no regular file, unreadable, larger than ``MAX_BYTES``, not
     UTF-8, or not one well-formed document (see :func:`parse_json`, :func:`parse_yaml`).
     """
     text = read_text(path)
-    return parse_json(text) if Path(path).suffix.lower() == ".json" else parse_yaml(text)
+    return parse_json(text) if Path(os.fspath(path).lower().removesuffix(".gz")).suffix == ".json" else parse_yaml(text)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a regular UTF-8 file of at most ``MAX_BYTES`` bytes."""
+    """The text of a regular UTF-8 file of at most ``MAX_BYTES`` bytes, also after unpacking (``.gz``)."""
     name = _name(path)
     try:
         about = os.stat(path)
@@ -38,8 +40,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
             raise SpecError(Fault("", f"{name} is not a regular file"))
         if about.st_size > MAX_BYTES:
             raise SpecError(Fault("", f"{name} has {about.st_size} bytes; at most {MAX_BYTES} are read"))
-        with open(path, "rb") as file:
-            raw = file.read(MAX_BYTES)
+        raw = read_bytes(path, MAX_BYTES)
     except FileNotFoundError:
         raise SpecError(Fault("", f"{name} does not exist")) from None
     except (OSError, ValueError) as error:
@@ -50,6 +51,22 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError(Fault("", f"{name} is not UTF-8 text (byte {error.start})")) from None
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The bytes of a file, unpacked where its suffix is ``.gz``.
+
+    Raises :class:`OSError` where it cannot be read, is no whole gzip file, or unpacks to more than ``limit`` bytes.
+    """
+    packed = Path(path).suffix.lower() == ".gz"
+    try:
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            raw = file.read(limit + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise OSError(f"is no whole gzip file ({error})") from None
+    if len(raw) > limit:
+        raise OSError(f"holds more than {limit} bytes")
+    return raw
 
 
 def parse_json(text: str) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
+from meshwright.cost_models.backtest import inputs
 from meshwright.cost_models.backtest.bulk import price_row, price_rows
 from meshwright.cost_models.backtest.inputs import is_judged, is_moe, measured_s, read_models, read_runs, row_fault
+from meshwright.cost_models.backtest.rows import read_rows
 from meshwright.specs.errors import SpecError
 
 from .backtest_cases import MODELS, row
@@ -29,6 +32,26 @@ def test_byte_order_marks_line_ends_blank_lines_and_quotes_are_read(tmp_path: Pa
     first, second = read_runs(path)
     assert (first["id"], first["notes"], first["global_batch"]) == ("1", "a, b", "8")
     assert (second["num_gpus"], second["seq_len"], second["notes"]) == ("8", "", "")
+
+
+def test_packed_files_are_read_as_they_are_unpacked(tmp_path: Path) -> None:
+    runs, models = tmp_path / "runs.csv.gz", tmp_path / "models.json.gz"
+    runs.write_bytes(gzip.compress(HEADER + b"\n1,m,H100,8,1024,8\n"))
+    models.write_bytes(gzip.compress(b'{"m": {"num_layers": 2}}'))
+    assert read_runs(runs) == list(read_rows(runs))
+    assert read_runs(runs)[0]["gpu"] == "H100"
+    assert read_models(models) == {"m": {"num_layers": 2}}
+
+
+def test_a_broken_or_swelling_packed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.csv.gz"
+    path.write_bytes(HEADER)
+    assert "no whole gzip file" in fault(path)
+    path.write_bytes(gzip.compress(HEADER * 50)[:-9])
+    assert "no whole gzip file" in fault(path)
+    path.write_bytes(gzip.compress(bytes(100_000)))
+    monkeypatch.setattr(inputs, "MAX_BYTES", 1000)
+    assert "holds more than 1000 bytes" in fault(path)
 
 
 @pytest.mark.parametrize(

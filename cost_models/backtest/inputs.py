@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.specs.errors import Fault, SpecError
-from meshwright.specs.files import read_document
+from meshwright.specs.files import read_bytes, read_document
 
 from .rows import number
 
@@ -38,7 +38,8 @@ EXTRA = "\0extra"
 
 
 def read_runs(path: str | os.PathLike[str], pointer: str = "/runs") -> list[dict[str, str]]:
-    """The rows of a CSV file as text by column, in order. A byte order mark, either line end and blank lines are read.
+    """The rows of a CSV file (``.csv`` or ``.csv.gz``) as text by column, in order. A byte order mark, either line end
+    and blank lines are read.
 
     Raises :class:`SpecError` at ``pointer`` where the file is missing, no regular file, too large, not UTF-8, no CSV,
     without rows, names a column twice, or lacks a column without which nothing can be priced. Cells beyond the header
@@ -56,7 +57,7 @@ def read_runs(path: str | os.PathLike[str], pointer: str = "/runs") -> list[dict
             raise refuse(f"{path} is not a regular file")
         if place.stat().st_size > MAX_BYTES:
             raise refuse(f"{path} has {place.stat().st_size} bytes; at most {MAX_BYTES} are read, so split it")
-        text = place.read_bytes().decode("utf-8-sig")
+        text = read_bytes(place, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise refuse(f"{path} is not UTF-8 text (byte {error.start})") from None
     except FileNotFoundError:

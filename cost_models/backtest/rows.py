@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import re
@@ -146,7 +147,7 @@ def run_of(row: Mapping[str, str]) -> Run:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file as dictionaries of text."""
-    with path.open(newline="", encoding="utf-8") as file:
+    """The rows of a CSV file, packed (``.csv.gz``) or not, as dictionaries of text."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             yield {name: value or "" for name, value in row.items() if name is not None}
