@@ -170,9 +170,11 @@ def report(title: str, every: Sequence[Sample], values: np.ndarray) -> None:
         )
 
 
-def cross_fitted(every: Sequence[Sample], values: np.ndarray) -> np.ndarray:
-    """[N, 2] interval ends for each run from the left-out errors of the other groups of its stack and kind."""
-    logs = np.log([s.measured_s for s in every]) - np.log(values)
+def cross_fitted(every: Sequence[Sample], values: np.ndarray, new_stack: np.ndarray) -> np.ndarray:
+    """[N, 2] interval ends for each run from the left-out errors of the other groups of its stack and kind; of runs of
+    left-out stacks (``new_stack``) where there are too few such groups."""
+    measured = np.log([s.measured_s for s in every])
+    logs, alien = measured - np.log(values), measured - np.log(new_stack)
     names = np.array([s.traits.stack for s in every])
     kinds = np.array([kind_of(s) for s in every])
     groups = np.array([s.case.run.row["group"] for s in every])
@@ -182,8 +184,9 @@ def cross_fitted(every: Sequence[Sample], values: np.ndarray) -> np.ndarray:
         if key not in known:
             other = (groups != groups[i]) & np.isfinite(logs)
             alike = [other & (names == s.traits.stack) & (kinds == kinds[i]), other & (names == s.traits.stack)]
-            here = next((h for h in alike if len(set(groups[h])) >= FEWEST_GROUPS), other & (kinds == kinds[i]))
-            known[key] = quantiles(logs[here], groups[here])
+            here = next((h for h in alike if len(set(groups[h])) >= FEWEST_GROUPS), None)
+            away = (names != names[i]) & (kinds == kinds[i])
+            known[key] = quantiles(alien[away], names[away]) if here is None else quantiles(logs[here], groups[here])
         out[i] = known[key]
     return out
 
@@ -193,7 +196,9 @@ def write_left_out(every: Sequence[Sample], schemes: dict[str, np.ndarray]) -> N
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for scheme, values in schemes.items():
-            ends = cross_fitted(every, values)
+            if scheme == "stack":
+                continue
+            ends = cross_fitted(every, values, schemes["stack"])
             for sample, value, (low, high) in zip(every, values, ends, strict=True):
                 if not math.isfinite(value):
                     continue
@@ -261,7 +266,7 @@ def main() -> None:
             name, f"left out by {name}"
         )
         report(title, [s for s, x in zip(every, seen, strict=True) if x], values[seen])
-    ends = cross_fitted(every, schemes["group"])
+    ends = cross_fitted(every, schemes["group"], schemes["stack"])
     ratio = np.array([s.measured_s for s in every]) / schemes["group"]
     inside = (ratio >= ends[:, 0]) & (ratio <= ends[:, 1])
     print("\ncoverage of the 80% interval on left-out runs")
@@ -276,7 +281,7 @@ def main() -> None:
             "interval": intervals(every, schemes),
         }
         OUT.write_text(json.dumps(document, indent=1) + "\n")
-        write_left_out(every, {name: values for name, values in schemes.items() if name != "stack"})
+        write_left_out(every, schemes)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 #: Stacks that run the same code in other ways, and the family they share.
 FAMILIES = {
     "nemo": "megatron", "megatron-bridge": "megatron", "megatron-lm": "megatron",
-    "torchtitan-eager": "torchtitan", "torchtitan-rowwise": "torchtitan",
     "sailor-deepspeed": "megatron-deepspeed",
 }  # fmt: skip
 #: The stack whose runs speak for plans of a target: Megatron-Bridge's releases of 2026 ship the core that

@@ -75,7 +75,7 @@ def target_of(run: Run, stack: Stack, options: Options) -> Target:
     return BASE_TARGET.model_copy(
         update={
             "name": stack.name,
-            "framework": variant_of(run, stack),
+            "framework": stack.name,
             "version": release_of(run.framework, run.release),
             "sequence_parallel": options.sequence_parallel or (run.tp or 1) == 1,
             "fused_attention": fused_attention(run, stack),
@@ -89,16 +89,6 @@ def target_of(run: Run, stack: Stack, options: Options) -> Target:
             "gathered_inputs_kept": stack.name == "torchtitan" and (run.tp or 1) > 1,
         }
     )
-
-
-def variant_of(run: Run, stack: Stack) -> str:
-    """Name under which corrections know the stack: torchtitan's eager and compiled kernels differ, and its fp8 products
-    scaled by rows from those scaled by tensors."""
-    if stack.name != "torchtitan":
-        return stack.name
-    if "rowwise" in run.precision:
-        return "torchtitan-rowwise"
-    return "torchtitan" if compiled(run, "model") else "torchtitan-eager"
 
 
 def logit_bytes(run: Run, stack: Stack) -> float | None:
