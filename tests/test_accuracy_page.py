@@ -23,7 +23,7 @@ from benchmarks.accuracy.statistics import (
     weak_groups,
 )
 
-LEFT_OUT = DATA / "left_out.csv"
+LEFT_OUT = DATA / "left_out.csv.gz"
 ROW = Row(
     id="", source_repo="me/runs", framework="NeMo", release="25.02", model="Llama3 8b", group="dense-a|H100",
     gpu_type="H100-SXM-80GB", precision="bf16", kind="dense", num_gpus=8, scheme="group", measured_s=1.0,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy [--memory RUNS MODELS]
 
-Step times come from ``left_out.csv``, a prediction a line, whose ``scheme`` says what its fit had not seen; memory from
+Step times come from ``left_out.csv.gz``, a prediction a line, whose ``scheme`` says what its fit had not seen; memory from
 ``memory.csv.gz``, which ``--memory`` first makes anew from published runs and their models. Charts need the extra
 ``fit``.
 """
@@ -24,7 +24,7 @@ DATA, PAGE = ROOT / "benchmarks" / "data", ROOT / "docs" / "accuracy.md"
 COMMAND = "python -m benchmarks.accuracy --memory benchmarks/data/published_{runs.csv,models.json}.gz"
 
 
-def page(left_out: Path = DATA / "left_out.csv") -> str:
+def page(left_out: Path = DATA / "left_out.csv.gz") -> str:
     """The page from the data as they are."""
     runs = {row["id"]: row for row in read_rows(DATA / "published_runs.csv.gz")}
     tools = list(read_rows(DATA / "other_tools.csv"))
@@ -34,7 +34,7 @@ def page(left_out: Path = DATA / "left_out.csv") -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", nargs=2, type=Path, metavar=("RUNS", "MODELS"))
-    parser.add_argument("--left-out", type=Path, default=DATA / "left_out.csv", help="default: %(default)s")
+    parser.add_argument("--left-out", type=Path, default=DATA / "left_out.csv.gz", help="default: %(default)s")
     parser.add_argument("--page", type=Path, default=PAGE, help="charts go into a folder of its name beside it")
     arguments = parser.parse_args()
     if arguments.memory:

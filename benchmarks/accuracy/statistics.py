@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Errors:
 
 def read_left_out(path: Path) -> list[Row]:
     """The predictions in a CSV file; other columns than those of :class:`Row` are left aside."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8") as file:
         return [
             Row(
                 id=row["id"], source_repo=row["source_repo"], framework=framework_of(row["framework"]),
