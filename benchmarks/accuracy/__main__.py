@@ -2,8 +2,8 @@
 
     python -m benchmarks.accuracy [--memory RUNS MODELS]
 
-Step times come from ``left_out.csv.gz``, a prediction a line, whose ``scheme`` says what its fit had not seen; memory from
-``memory.csv.gz``, which ``--memory`` first makes anew from published runs and their models. Charts need the extra
+Step times come from ``left_out.csv.gz``, a prediction a line, whose ``scheme`` says what its fit had not seen; memory
+from ``memory.csv.gz``, which ``--memory`` first makes anew from published runs and their models. Charts need the extra
 ``fit``.
 """
 
