@@ -69,7 +69,7 @@ def estimate(
         host_ram_bytes=host_bytes,
         breakdown_s=breakdown_s(plan, sums, step) | ({"offload": exposed_s} if host_bytes else {}),
         critical_stage=step.critical_stage,
-        rungs=rungs_of(costs),
+        rungs=rungs_of(costs) | ({"offload": "spec roofline"} if host_bytes else {}),
         stages=tuple(stages),
     )
 

@@ -125,6 +125,7 @@ def test_every_term_of_every_option_is_in_the_breakdown(case: Case) -> None:
     assert abs(sum(found.breakdown_s.values()) - step) <= 1e-9 * step
     assert min(found.breakdown_s.values()) >= -1e-9 * step
     assert 0 < found.mfu < 1
+    assert set(found.rungs) == set(found.breakdown_s)
     for stage in found.stages:
         assert sum(stage.breakdown_bytes.values()) == stage.allocated_bytes
         assert stage.busy_s <= step * (1 + 1e-9)
