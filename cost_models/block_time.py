@@ -23,7 +23,7 @@ from .layer_time import LayerTimer
 from .local import Local
 from .mixer_time import add_mixer
 from .operators import matmul_s, stream_s
-from .pieces import CALLS, COMPUTE, Pieces
+from .pieces import CALLS, COMPUTE, LOSS_EXCHANGE_CALLS, REDUCE_CALLS, Pieces
 from .protocol import TERMS
 
 #: Share of a unit's compute under which FSDP hides its collectives: forward and backward, AMD-AGI/Primus projection.
@@ -102,7 +102,7 @@ def _embedding(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
     else:
         out = collective_s("all_reduce", timer.levels, size, at.tp, 1)
         back = np.zeros_like(out)
-    pieces.add("tp_comm", "embedding", out, back, np.where(at.tp > 1, 1.0, 0.0))
+    pieces.add("tp_comm", "embedding", out, back, np.where(at.tp > 1, REDUCE_CALLS, 0.0))
 
 
 def _head(timer: LayerTimer, pieces: Pieces, trained: bool) -> None:
@@ -121,8 +121,9 @@ def _head(timer: LayerTimer, pieces: Pieces, trained: bool) -> None:
     moved = logits * (FUSED_LOSS_BYTES if at.target.fused_cross_entropy else UNFUSED_LOSS_BYTES)
     loss, loss_back = stream_s(timer.on, moved), stream_s(timer.on, moved / 2)
     pieces.add("memory_bound", "head", loss, loss_back, CALLS["loss"], corrected="head")
-    sums = 3 * collective_s("all_reduce", timer.levels, 4.0 * at.tokens, at.tp, 1)  # max, target, sum of exps
-    pieces.add("tp_comm", "head", gather + sums, back, np.where(at.tp > 1, 5.0, 0.0))
+    # Maximum, target logit and sum of exponentials, fp32.
+    sums = 3 * collective_s("all_reduce", timer.levels, BYTES["fp32"] * at.tokens, at.tp, 1)
+    pieces.add("tp_comm", "head", gather + sums, back, np.where(at.tp > 1, LOSS_EXCHANGE_CALLS, 0.0))
 
 
 def _vision(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:

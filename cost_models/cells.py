@@ -45,7 +45,7 @@ class CostModel:
 
     ``recompute_modes`` and ``shardings`` are what the indices of the keys mean; by default the target's lists. A mode
     of the block method is priced as if every layer were recomputed; who places layers uses ``none`` for the rest.
-    ``overlap`` says which communication hides and how; by default what a plan without options has.
+    ``overlap`` says which communication hides and how; by default what search writes into its plans.
     ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
     """

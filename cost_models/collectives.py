@@ -347,7 +347,7 @@ def p2p_s(
         inside = levels[number - 1].span if number else 1
         rate = sending_bandwidth(level, inside, number_of)
         seconds = link_constants(level)["send_start_s"] + level.latency_s + volume / rate
-        # Pairs (first + r, first + distance + r), r < distance: all inside one inner instance only if both stages are.
-        crosses = (first // inside) != ((first + 2 * distance - 1) // inside)
+        # Pairs (first + r, first + distance + r), r < senders: all inside one inner instance only if both stages are.
+        crosses = (first // inside) != ((first + distance + number_of - 1) // inside)
         out = np.where(crosses, np.maximum(out, seconds), out)
     return np.where(volume > 0, out, 0.0)

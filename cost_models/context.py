@@ -16,6 +16,8 @@ from .overlap import Overlap
 #: Framework calls of an exchange: two tensors each way for an all-to-all on both sides of the attention, one gather
 #: and its copy, and two sends and two receives of a ring's hop (TransformerEngine's context_parallel.py).
 EXCHANGE_CALLS, GATHER_CALLS, HOP_CALLS = 8.0, 2.0, 4.0
+#: The same of a scan: one tensor each way.
+SCAN_EXCHANGE_CALLS = EXCHANGE_CALLS / 2
 
 
 def context_exchange_s(

@@ -69,7 +69,7 @@ def estimate(
         host_ram_bytes=host_bytes,
         breakdown_s=breakdown_s(plan, sums, step) | ({"offload": exposed_s} if host_bytes else {}),
         critical_stage=step.critical_stage,
-        rungs=rungs_of(costs),
+        rungs=rungs_of(costs) | ({"offload": "spec roofline"} if host_bytes else {}),
         stages=tuple(stages),
     )
 
@@ -117,13 +117,14 @@ def _offload(costs: CostModel, plan: Plan, sums: StageSums) -> tuple[float, int]
     if not (sums.host.any() or sums.host_optimizer.any()):
         return seconds, fullest
     schedule = schedules.get(plan.schedule)
+    runs = plan.num_microbatches / schedule.copies  # each copy of the model runs its part of the micro-batches
     alive = schedules.activation_peak_bytes(schedule, sums.host, np.zeros_like(sums.host), plan.num_microbatches)
     for p, kept in enumerate(alive):
         place = int(sums.pools[p])
         passes = float(sums.forward_terms_s[p].sum()), float(sums.backward_terms_s[p].sum())
         state, moved = float(sums.host_optimizer[p]), float(sums.host[p].sum())
         params = state / memory.optimizer_bytes_per_param(costs.workload)
-        seconds = max(seconds, offload_s(costs.devices[place].gpu, plan.num_microbatches, moved, passes, params))
+        seconds = max(seconds, offload_s(costs.devices[place].gpu, runs, moved, passes, params))
         each = float(kept) + state
         fullest = max(fullest, round(each * costs.pools[place].gpus_per_node))
     return seconds, fullest

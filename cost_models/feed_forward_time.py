@@ -6,12 +6,17 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray
 from meshwright.specs.feed_forward import DenseFFN, MoEFFN
+from meshwright.specs.workload import BYTES
 
 from .collectives import collective_s, contention, expert_exchange_s, members_inside
 from .layer_time import LayerTimer
 from .overlap import DEDUP_SMS, FP8_ELEMENT_BYTES
 from .pieces import CALLS, COMPUTE, Pieces
 from .protocol import TERMS
+
+#: Passes of the router over its fp32 scores: softmax or sigmoid, group and expert top-k, bias and probabilities. An
+#: assumption: no measurement of a router ships.
+ROUTER_PASSES = 8
 
 
 def add_dense_ffn(timer: LayerTimer, out: Pieces, ffn: DenseFFN, trained: bool) -> None:
@@ -29,8 +34,7 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
     width = moe.latent_size or at.model.hidden_size
     own = at.own_tokens
     timer.linears(out, "moe", tuple(w for w in weights if not w.expert and not w.name.startswith("shared")), trained)
-    # Softmax or sigmoid, group and expert top-k, bias and probabilities: eight passes over the fp32 scores.
-    scores = 8 * 4.0 * moe.num_experts * own
+    scores = ROUTER_PASSES * BYTES["fp32"] * moe.num_experts * own
     timer.stream(out, "moe", "router", scores, scores / 2, graph="moe_router")
     sent = timer.wide * width * own * moe.top_k
     pairs = at.expert_tokens(moe.top_k)

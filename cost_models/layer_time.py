@@ -15,7 +15,7 @@ from .local import Linear, Local, activation_element_bytes
 from .multipliers import NEUTRAL, Multipliers
 from .operators import Device, cast_bytes, linear_s, matmul_s, stream_s
 from .overlap import Overlap
-from .pieces import CALLS, Pieces
+from .pieces import CALLS, REDUCE_CALLS, SEQUENCE_CALLS, Pieces
 
 
 class LayerTimer:
@@ -99,7 +99,7 @@ class LayerTimer:
         volume = self.wide * at.model.hidden_size * at.tokens
         if not at.sequence_parallel:
             once = collective_s("all_reduce", self.levels, volume, at.tp, 1)
-            out.add("tp_comm", module, once, once, np.where(at.tp > 1, 1.0, 0.0))
+            out.add("tp_comm", module, once, once, np.where(at.tp > 1, REDUCE_CALLS, 0.0))
             return
         gathered = volume * (gathered_width or at.model.hidden_size) / at.model.hidden_size
         gather = collective_s("all_gather", self.levels, gathered, at.tp, 1)
@@ -113,7 +113,7 @@ class LayerTimer:
             backward = both / at.tp + exposed_s(rest, 2 * compute)
         else:
             forward, backward = both, both
-        out.add("tp_comm", module, forward, backward + again, np.where(at.tp > 1, 4.0, 0.0))
+        out.add("tp_comm", module, forward, backward + again, np.where(at.tp > 1, SEQUENCE_CALLS, 0.0))
 
     def activation(self, out: Pieces, module: str, elements: FloatArray, gated: bool) -> None:
         """An activation function on ``elements`` results; ``gated`` ones read two."""

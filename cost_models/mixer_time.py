@@ -9,7 +9,7 @@ from meshwright.specs.batch import FloatArray
 from meshwright.specs.model import LayerKind
 
 from .collectives import collective_s
-from .context import context_exchange_s
+from .context import SCAN_EXCHANGE_CALLS, context_exchange_s
 from .layer_time import LayerTimer
 from .operators import attention_s, scan_s, seen_keys
 from .pieces import CALLS, Pieces
@@ -134,4 +134,4 @@ def _scan(timer: LayerTimer, out: Pieces, mixer: LinearAttention | MambaMixer) -
     timer.stream(out, "attention_linear", "norm", 3 * gated, 5 * gated)
     exchange = collective_s("all_to_all", timer.levels, conv, at.keys.cp, at.keys.tp)
     exchange = exchange + collective_s("all_to_all", timer.levels, gated, at.keys.cp, at.keys.tp)
-    out.add("cp_comm", "core_attn", exchange, exchange, np.where(at.cp > 1, 4.0, 0.0))
+    out.add("cp_comm", "core_attn", exchange, exchange, np.where(at.cp > 1, SCAN_EXCHANGE_CALLS, 0.0))

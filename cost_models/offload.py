@@ -28,7 +28,7 @@ def host_link_bandwidth(gpu: GpuType) -> float:
     return next((rate for least, rate in GENERATIONS if (gpu.compute_capability or 0.0) >= least), PCIE3)
 
 
-def offload_s(gpu: GpuType, m: int, moved_bytes: float, passes_s: tuple[float, float], host_params: float) -> float:
+def offload_s(gpu: GpuType, m: float, moved_bytes: float, passes_s: tuple[float, float], host_params: float) -> float:
     """Seconds that offload adds to a step of ``m`` micro-batches on one rank.
 
     ``moved_bytes`` of activations a micro-batch leave beside its forward pass and return beside its backward pass

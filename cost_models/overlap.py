@@ -49,7 +49,7 @@ class Overlap:
 
 
 def default_overlap(model: ModelSpec) -> Overlap:
-    """What a plan has that says nothing: sparse attention gathers keys over the context group (Megatron C8s)."""
+    """What search prices and writes into its plans: sparse attention gathers keys over the context group (C8s)."""
     mixers = (kind.attention for kind in model.kinds)
     sparse = any(isinstance(mixer, MLAAttention) and mixer.top_k for mixer in mixers)
     return Overlap(context="allgather" if sparse else "p2p")

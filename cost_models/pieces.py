@@ -21,6 +21,10 @@ CALLS = {
     "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 70, "permute": 40,
     "all_to_all": 20, "experts": 10, "scan": 6, "loss": 6, "embedding": 3, "quantised_expert": 4, "unfused": 12,
 }  # fmt: skip
+#: Framework calls of tensor parallelism, counted in Megatron's mappings.py and cross_entropy.py: one all-reduce; a
+#: gather and a scatter with a buffer each under sequence parallelism; around the loss a gather with its buffer and
+#: three all-reduces.
+REDUCE_CALLS, SEQUENCE_CALLS, LOSS_EXCHANGE_CALLS = 1.0, 4.0, 5.0
 #: Calls of the backward pass over those of the forward pass (autograd runs in C++ with the same kernels twice).
 BACKWARD_CALLS = 1.2
 

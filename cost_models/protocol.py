@@ -88,10 +88,6 @@ class Tail:
     optimizer_s: FloatArray
     param_gather_s: FloatArray
 
-    @property
-    def total_s(self) -> FloatArray:
-        return self.grad_reduce_s + self.optimizer_s + self.param_gather_s
-
 
 class StageCosts(Protocol):
     """What the search needs of a cost source."""

@@ -16,8 +16,6 @@ from .plan import Plan
 from .target import Target
 from .workload import Workload
 
-SCHEMA_VERSION = 1
-
 
 class Inputs(Document):
     """The request in full with the digest of each part."""

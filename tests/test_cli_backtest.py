@@ -102,6 +102,17 @@ def test_no_input_is_ever_replaced(files: tuple[str, str, str], capsys: pytest.C
     assert "is the same file as" in capsys.readouterr().err
 
 
+def test_the_calibration_is_not_replaced_by_what_it_corrects(
+    files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, models, file = files
+    assert run(["calibrate", runs, "--models", models, "--jobs", "1", "-o", file]) == 0
+    before = Path(file).read_text()
+    assert run(["backtest", runs, "--models", models, "--out", file, "--calibration", file, "--jobs", "1"]) == 2
+    assert capsys.readouterr().err == "error: --out: is the same file as --calibration; it would be replaced\n"
+    assert Path(file).read_text() == before
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_told(files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]) -> None:
     runs, models, _ = files

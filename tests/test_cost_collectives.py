@@ -241,6 +241,13 @@ def test_sends_cross_the_level_that_their_slowest_pair_crosses(first: int, dista
     assert float(p2p_s(pool(4).levels, 1e8, distance, first)) == pytest.approx(near if inside else far)
 
 
+def test_a_send_over_several_stages_stays_in_the_node_that_holds_both_ends() -> None:
+    """Stages of two ranks at 0, 2, 4 and 6 of a node of 8: the last one is 6 further on, no pair leaves the node."""
+    near = constants("nvlink")["send_start_s"] + 1e-6 + 1e8 / (450e9 * 0.79)
+    assert float(p2p_s(pool(4).levels, 1e8, 6, 0, 2)) == pytest.approx(near)
+    assert float(p2p_s(pool(4).levels, 1e8, 8, 0, 2)) > near
+
+
 @pytest.mark.parametrize(("gpu", "link", "rel"), [("A100-40GB", "nvlink3", 0.05), ("V100-16GB", "nvlink2", 0.05)])
 def test_large_sends_inside_a_node_meet_measured_ones(gpu: str, link: str, rel: float) -> None:
     """Sailor's curves from 128 MB on: a pair reaches 236 of an A100's 300 GB/s, 63 of a V100's 150."""

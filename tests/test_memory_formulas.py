@@ -176,6 +176,17 @@ def test_offloaded_layers_leave_two_buffers() -> None:
     assert sum(some.breakdown_s.values()) == pytest.approx(some.step_time_s)
 
 
+def test_two_copies_of_a_model_move_each_micro_batch_once() -> None:
+    """DualPipe: both chunks of a rank run half of the micro-batches each, so do their transfers."""
+    model = small()
+    laid = plan(model, pp=2, dp=4, m=8)
+    laid = Plan.model_validate({**laid.model_dump(), "schedule": "dualpipe"})
+    some = run(with_options(laid, activation_offload_layers=99), model)
+    moved = 8 * kept(model)[0] / offload.PCIE5  # four layers of its own stage, four of the mirrored one
+    exposed = [sum(max(moved - s, 0) for s in (stage.forward_s, stage.backward_s)) for stage in some.stages]
+    assert some.breakdown_s["offload"] == pytest.approx(8 / 2 * max(exposed))
+
+
 def test_offloaded_optimizer_state_moves_to_the_host() -> None:
     model = small()
     laid = plan(model, dp=8, m=8)

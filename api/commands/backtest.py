@@ -60,7 +60,7 @@ def backtest(
             faults.found.append(Fault(f"/{name}", "is required"))
     rows = faults.of("", lambda: read_runs(str(runs))) if runs is not None else None
     known = faults.of("", lambda: read_models(str(models))) if models is not None else None
-    faults.of("", lambda: _check_out(out, runs, models))
+    faults.of("", lambda: _check_out(out, {"RUNS.csv": runs, "--models": models, "--calibration": calibration}))
     processes = faults.of("", lambda: processes_of(jobs))
     data = faults.of("", lambda: options.calibration_data(calibration)) if calibration is not None else None
     correction = faults.of("/calibration", lambda: read_calibration(data))
@@ -79,14 +79,13 @@ def backtest(
     return exit_codes.DONE
 
 
-def _check_out(out: str | None, runs: str | None, models: str | None) -> None:
+def _check_out(out: str | None, given: dict[str, str | None]) -> None:
     from ..backtests import require_other_file
     from ..files import require_file_place
 
     if out is None:
         return
     require_file_place(out, "/out")
-    given = {"RUNS.csv": runs, "--models": models}
     require_other_file(out, {name: path for name, path in given.items() if path is not None}, "/out")
 
 

@@ -138,8 +138,9 @@ def _model_fault(name: str, model: Mapping[str, Any]) -> str:
     """What would make an architecture absurdly large; other faults are told when it is read."""
     for key in SIZES:
         value = model.get(key)
-        if isinstance(value, bool) or (isinstance(value, int | float) and not 0 <= value <= LARGEST_COUNT):
-            return f"model {name} has {key} {str(value)[:40]}"
+        wrong = isinstance(value, bool | str) or (isinstance(value, int | float) and not 0 <= value <= LARGEST_COUNT)
+        if wrong:
+            return f"model {name} has {key} {str(value)[:40]!r}, no whole number"
     layers = model.get("num_layers")
     if isinstance(layers, int | float) and layers > LARGEST_LAYERS:
         return f"model {name} has {layers} layers, above {LARGEST_LAYERS}"

@@ -23,7 +23,7 @@ def precision_of(run: Run, stack: Stack, cluster: ClusterSpec, notes: list[str])
     """GEMM precision; 32-bit training runs on tf32 units where the GPU has them (the frameworks' images turn it on)."""
     text = run.precision
     if not text:
-        notes.append(f"precision {stack.precision}: default of {run.framework}")
+        notes.append(f"precision {stack.precision}: default of {run.framework or 'no known framework'}")
         text = stack.precision
     gpu = cluster.gpu_of(cluster.pools[0])
     if text == "fp32" and gpu.supports("tf32"):
@@ -83,7 +83,7 @@ def sharding_of(run: Run, stack: Stack, replicas: int, pp: int, notes: list[str]
     if text in ("none", "zero1", "zero2", "zero3", "fsdp"):
         return text  # type: ignore[return-value]
     if replicas > 1:
-        notes.append(f"sharding {stack.sharding}: default of {run.framework}")
+        notes.append(f"sharding {stack.sharding}: default of {run.framework or 'no known framework'}")
     return stack.sharding  # type: ignore[return-value]
 
 
