@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from meshwright.cost_models.cells import CostModel
+from meshwright.cost_models.multipliers import NEUTRAL
 from meshwright.specs.attention import MLAAttention, SoftmaxAttention
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.cluster import ClusterSpec, GpuType, NetworkLevel, Pool
@@ -172,3 +176,8 @@ def plan(
         stages=stages,
         options=Options(sequence_parallel=tp > 1, overlap_grad_reduce=overlap, overlap_param_gather=overlap),
     )
+
+
+def physics(model: ModelSpec, on: ClusterSpec, work: Workload, aim: Target, **options: Any) -> CostModel:
+    """The cost model without learned corrections: what can be worked out by hand."""
+    return CostModel(model, on, work, aim, multipliers=(NEUTRAL,) * len(on.pools), **options)

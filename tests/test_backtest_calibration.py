@@ -121,12 +121,12 @@ def test_a_calibration_halves_the_error_of_runs_that_it_has_not_seen() -> None:
 def test_links_are_told_from_compute_where_the_runs_differ_in_them() -> None:
     """The truth: compute 1.3 times, links 1.8 times as slow as predicted."""
     truth = dict.fromkeys(COMPUTE, 1.3) | dict.fromkeys(LINKS, 1.8)
-    shapes = [(1, 16, 64), (8, 16, 64), (8, 16, 256), (4, 16, 64), (2, 8, 64), (8, 8, 64)]
+    shapes = [(1, 16, 64), (8, 16, 64), (16, 16, 256), (4, 16, 64), (2, 8, 64), (16, 16, 64)]
     runs = [row(id=i, tp=tp, num_gpus=gpus, global_batch=batch) for i, (tp, gpus, batch) in enumerate(shapes)]
     for run in runs:
         run["step_time_s"] = str(predicted_s(run, truth))
     entry, shipped = fitted(*runs).entries[0], shipped_for(runs[0])
-    assert entry.multipliers["gemm"] / shipped.gemm == pytest.approx(1.3, rel=0.05)
+    assert entry.multipliers["gemm"] / shipped.gemm == pytest.approx(1.3, rel=0.1)
     assert entry.multipliers["tp_comm"] / shipped.tp_comm == pytest.approx(1.8, rel=0.15)
     assert entry.largest_residual < 0.05
 

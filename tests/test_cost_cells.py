@@ -21,11 +21,25 @@ from meshwright.specs.feed_forward import DenseFFN
 from meshwright.specs.model import MTP, LayerKind, ModelSpec, VisionTower
 from meshwright.specs.target import RecomputeMode
 
-from .cost_cases import FULL, H100, NONE, V100, cluster, dense, keys, llama_70b, mla_moe, pool, target, workload
+from .cost_cases import (
+    FULL,
+    H100,
+    NONE,
+    V100,
+    cluster,
+    dense,
+    keys,
+    llama_70b,
+    mla_moe,
+    physics,
+    pool,
+    target,
+    workload,
+)
 
 
 def price(model: ModelSpec, *rows: tuple[int, ...], nodes: int = 4, **changes: object) -> tuple[CostModel, CellCosts]:
-    costs = CostModel(model, cluster(nodes), workload(**changes), target())
+    costs = physics(model, cluster(nodes), workload(**changes), target())
     return costs, costs.cells(keys(*rows))  # type: ignore[arg-type]
 
 
@@ -107,7 +121,7 @@ def test_tensor_parallelism_adds_two_gathers_and_two_scatters_each_way() -> None
 
 
 def test_overlap_of_tensor_parallelism_leaves_a_part() -> None:
-    costs = CostModel(llama_70b(), cluster(4), workload(), target(), overlap=Overlap(tensor=True))
+    costs = physics(llama_70b(), cluster(4), workload(), target(), overlap=Overlap(tensor=True))
     row = keys((8, 1, 1, 1, 8, 1, 0, 0))
     hidden = term(costs.cells(row), "tp_comm", 0, 1)
     _, open_ = price(llama_70b(), (8, 1, 1, 1, 8, 1, 0, 0))
@@ -195,11 +209,11 @@ def test_pool_without_the_precision_never_finishes() -> None:
         name="mixed", gpus={H100.name: H100, V100.name: V100},
         pools=(pool(2, H100, "new"), pool(2, V100, "old")), inter_pool=inter,
     )  # fmt: skip
-    costs = CostModel(llama_70b(), spec, workload(), target())
+    costs = physics(llama_70b(), spec, workload(), target())
     cells = costs.cells(keys((8, 1, 1, 1, 8, 1, 0, 0)))
     assert np.isfinite(cells.forward_s[0, 0]).all()
     assert np.isinf(cells.forward_s[0, 1, 1])
-    half = CostModel(llama_70b(), spec, workload(precision="fp16", params_dtype="fp16"), target())
+    half = physics(llama_70b(), spec, workload(precision="fp16", params_dtype="fp16"), target())
     both = half.cells(cells.keys)
     assert both.forward_s[0, 1, 1] > 5 * both.forward_s[0, 0, 1]  # 125 against 989 TFLOP/s
     c = json.loads(files("meshwright.cost_models.data").joinpath("collectives.json").read_text())["links"]
@@ -212,7 +226,7 @@ def test_pool_without_the_precision_never_finishes() -> None:
 
 
 def tail_seconds(sharding: int, backward: float, **changes: object) -> tuple[float, float, float]:
-    costs = CostModel(llama_70b(), cluster(4), workload(), target(**changes))
+    costs = physics(llama_70b(), cluster(4), workload(), target(**changes))
     cells = costs.cells(keys((4, 1, 1, 1, 32, 1, 0, sharding)))
     zero = np.array([0])
     tail = costs.tail(cells, zero, zero, np.array([2e9]), np.array([0.0]), np.array([backward]))
@@ -272,7 +286,7 @@ def test_model_flops_count_active_experts_and_what_is_trained() -> None:
 @pytest.mark.parametrize("mode", [NONE, FULL, RecomputeMode(granularity="selective", modules=("moe", "mla_up_proj"))])
 def test_every_mode_prices_a_mixture(mode: RecomputeMode) -> None:
     model = mla_moe(4, 2048, 16, 64, 4, 1024, 512, 32000)
-    costs = CostModel(model, cluster(4), workload(), target(mode))
+    costs = physics(model, cluster(4), workload(), target(mode))
     cells = costs.cells(keys((2, 2, 4, 2, 32, 1, 0, 1)))
     assert np.isfinite(cells.backward_terms_s).all()
     assert (cells.transient_bytes > 0).all()

@@ -16,7 +16,21 @@ from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import LayerKind, ModelSpec
 from meshwright.specs.target import RecomputeMode
 
-from .cost_cases import FULL, H100, NONE, cluster, dense, keys, llama_70b, mla_moe, plan, pool, target, workload
+from .cost_cases import (
+    FULL,
+    H100,
+    NONE,
+    cluster,
+    dense,
+    keys,
+    llama_70b,
+    mla_moe,
+    physics,
+    plan,
+    pool,
+    target,
+    workload,
+)
 
 
 def kind_index(costs: CostModel, name: str) -> int:
@@ -60,7 +74,7 @@ def test_dtypes_and_optimizer_change_the_bytes() -> None:
 def test_experts_shard_over_their_own_replicas() -> None:
     """tp 1, ep 4 of 16 ranks: dense state over 16, expert state over 4; a rank holds a quarter of the experts."""
     model = mla_moe(2, 2048, 16, 8, 2, 1024, 0, 32000)
-    costs = CostModel(model, cluster(2), workload(), target())
+    costs = physics(model, cluster(2), workload(), target())
     cells = costs.cells(keys((1, 1, 4, 1, 16, 1, 0, 1)))
     layer = kind_index(costs, "mla+moe")
     expert = 8 * 3 * 2048 * 1024
@@ -75,14 +89,14 @@ def test_experts_shard_over_their_own_replicas() -> None:
 
 def test_vocabulary_is_padded_for_tensor_parallelism() -> None:
     model = dense(2, 1024, 8, 8, 4096, 50257)
-    costs = CostModel(model, cluster(1), workload(), target())
+    costs = physics(model, cluster(1), workload(), target())
     cells = costs.cells(keys((8, 1, 1, 1, 8, 1, 0, 0)))
     assert cells.dense_params[0, kind_index(costs, "embed")] == 51200 * 1024 / 8  # Megatron's own padding of GPT-2
 
 
 def test_tied_embedding_is_held_twice_only_by_two_stages() -> None:
     model = dense(2, 1024, 8, 8, 4096, 32000).model_copy(update={"tied_embeddings": True})
-    costs = CostModel(model, cluster(1), workload(), target())
+    costs = physics(model, cluster(1), workload(), target())
     stages = keys((1, 1, 1, 1, 8, 1, 0, 0), (1, 1, 1, 1, 4, 1, 0, 0))
     cells = costs.cells(replace(stages, one_stage=np.array([1, 0])))
     whole, half = cells.dense_params[:, costs.blocks.kind_of].sum(axis=1)
@@ -93,7 +107,7 @@ def test_tied_embedding_is_held_twice_only_by_two_stages() -> None:
 def test_kv_heads_are_replicated_beyond_their_number() -> None:
     """8 ranks, 2 KV heads: every rank holds one whole head."""
     model = dense(1, 1024, 16, 2, 4096, 32000)
-    costs = CostModel(model, cluster(1), workload(), target())
+    costs = physics(model, cluster(1), workload(), target())
     cells = costs.cells(keys((8, 1, 1, 1, 8, 1, 0, 0)))
     head = 64
     expected = 1024 * (2 * head) * 2 + 2 * 1024 * head + 3 * 1024 * 4096 / 8 + 2 * 1024
@@ -105,7 +119,7 @@ def test_kv_heads_are_replicated_beyond_their_number() -> None:
 
 def layer_bytes(model: ModelSpec, row: tuple[int, ...], *modes: RecomputeMode, **changes: object) -> float:
     """Activation bytes of the first decoder layer kind at one key."""
-    costs = CostModel(model, cluster(4), workload(**changes), target(*modes))
+    costs = physics(model, cluster(4), workload(**changes), target(*modes))
     cells = costs.cells(keys(row))  # type: ignore[arg-type]
     return float(cells.activation_bytes[0, kind_index(costs, costs.blocks.kinds[1])])
 
@@ -223,7 +237,7 @@ def test_lora_trains_adapters_alone() -> None:
     """Rank 16 on the output projection of one layer: 16 (a d + h) parameters with gradients and moments."""
     model = dense(2, 1024, 8, 8, 4096, 32000)
     work = workload(task="lora", lora={"rank": 16, "targets": ("proj",)})
-    costs = CostModel(model, cluster(1), work, target())
+    costs = physics(model, cluster(1), work, target())
     cells = costs.cells(keys((1, 1, 1, 1, 8, 1, 0, 0)))
     layer = kind_index(costs, "mha+dense")
     adapters = 16 * (1024 + 1024)
@@ -231,5 +245,5 @@ def test_lora_trains_adapters_alone() -> None:
     base = sum(w.numel for w in model.kinds[0].weights(1024))
     assert cells.static_bytes_by[0, layer] == pytest.approx([2 * (base + adapters), 4 * adapters, 12 * adapters])
     assert cells.dense_params[0, kind_index(costs, "head")] == 0
-    full = CostModel(model, cluster(1), workload(), target()).cells(cells.keys)
+    full = physics(model, cluster(1), workload(), target()).cells(cells.keys)
     assert cells.backward_s[0, 0, layer] < 0.8 * full.backward_s[0, 0, layer]  # no weight gradients of the base

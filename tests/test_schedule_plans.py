@@ -20,7 +20,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.schedules import CHUNKS, ScheduleName, runs_chunks
 from meshwright.specs.targets import load_target
 
-from .cost_cases import FULL, H100, cluster, dense, keys, plan, target, workload
+from .cost_cases import FULL, H100, cluster, dense, keys, physics, plan, target, workload
 from .schedule_cases import ALL, SPLIT, TWO_CHUNKS, scheduled
 
 MODEL = dense(16, 2048, 16, 8, 5632, 32000)
@@ -77,7 +77,7 @@ def test_time_and_memory_add_up(name: ScheduleName, sharding: str) -> None:
 
 
 def test_weight_gradients_are_the_products_of_output_gradients_and_inputs() -> None:
-    costs = CostModel(MODEL, cluster(1), workload(16), target())
+    costs = physics(MODEL, cluster(1), workload(16), target())
     cells = costs.cells(keys((1, 1, 1, 1, 2, 1, 0, 1), (1, 1, 1, 1, 2, 1, 1, 1)))
     on = device(H100, "bf16")
     one = np.ones(1)
@@ -96,7 +96,7 @@ def test_weight_gradients_are_the_products_of_output_gradients_and_inputs() -> N
     assert corrected == pytest.approx(1.5 * by_hand)
     # Recomputation adds to the backward, not to its weight gradients.
     assert cells.weight_gradient_s[1, 0, layer] == cells.weight_gradient_s[0, 0, layer]
-    frozen = CostModel(MODEL, cluster(1), workload(16, frozen=("decoder",)), target())
+    frozen = physics(MODEL, cluster(1), workload(16, frozen=("decoder",)), target())
     assert frozen.cells(keys((1, 1, 1, 1, 2, 1, 0, 1))).weight_gradient_s[0, 0, layer] == 0
 
 

@@ -18,7 +18,7 @@ from .inputs import is_judged, measured_s, row_fault
 from .price import price
 
 #: What one common factor scales: what a GPU and its host do, not what links do.
-COMPUTE = ("gemm", "experts", "attention", "head", "memory_bound", "host")
+COMPUTE = ("gemm", "experts", "attention", "scan", "head", "memory_bound", "host")
 LINKS = ("tp_comm", "cp_comm", "ep_comm", "dp_comm", "pp_comm")
 _LINK_TERMS = (*LINKS, "grad_reduce", "param_gather")
 #: Nearer than this a run counts as met: a tenth of the scatter between two runs of one plan.
