@@ -23,8 +23,9 @@ import numpy as np
 
 from meshwright.cost_models.backtest.anchors import COMPUTE
 from meshwright.cost_models.backtest.bulk import setting_of
-from meshwright.cost_models.backtest.inputs import is_judged, measured_s, read_models, read_runs
+from meshwright.cost_models.backtest.inputs import is_judged, read_models, read_runs
 from meshwright.cost_models.backtest.price import price
+from meshwright.cost_models.backtest.rows import measured_s
 from meshwright.cost_models.multipliers import Multipliers
 
 FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)

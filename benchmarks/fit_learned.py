@@ -17,15 +17,16 @@ import io
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import norm, t
 
 from benchmarks.learned_fit import Problem, Sample, Table, balanced, linearised, sample_of, seconds, solve
-from meshwright.cost_models.backtest.inputs import read_models
+from meshwright.cost_models.backtest.inputs import is_judged, read_models
 from meshwright.cost_models.backtest.plans import case_of
 from meshwright.cost_models.backtest.rows import Run, UnsupportedError, read_rows, run_of
 from meshwright.cost_models.learned import multipliers_of
@@ -50,10 +51,10 @@ COLUMNS = (
 
 
 def samples_of(runs: Path, models: Path) -> list[Sample]:
-    """Pretraining runs of quality A or B on one GPU type whose plan is stated and can be priced."""
+    """Judged runs on one GPU type whose plan is stated and can be priced."""
     known, out = read_models(models), []
     for row in read_rows(runs):
-        if row["task"] != "pretrain" or row["quality"] not in ("A", "B") or row["gpu_type"] == "mixed":
+        if not is_judged(row) or row["gpu_type"] == "mixed":
             continue
         try:
             case = case_of(run_of(row), known)
@@ -86,6 +87,12 @@ def _seconds(job: tuple[Sample, Multipliers]) -> float:
     return seconds(job[0].case, job[1])
 
 
+def priced(pool: ProcessPoolExecutor, samples: Iterable[Sample], tables: Iterable[Table]) -> np.ndarray:
+    """Seconds of each sample under its own corrections."""
+    jobs = [(s, multipliers_of(s.traits, table)) for s, table in zip(samples, tables, strict=True)]
+    return np.array(list(pool.map(_seconds, jobs, chunksize=32)))
+
+
 def fitted(pool: ProcessPoolExecutor, samples: Sequence[Sample], rounds: int) -> tuple[Table, list[Sample]]:
     """Corrections after ``rounds`` of linearisation and solution, and the samples at the last point."""
     table, at = START, list(samples)
@@ -105,8 +112,7 @@ def left_out(
     """Seconds of every run under the corrections fitted without the runs that share its ``key``."""
     keys, fitted_keys = [key(s) for s in every], np.array([key(s) for s in at])
     tables = {k: problem.solve(fitted_keys != k) for k in sorted(set(keys))}
-    jobs = [(s, multipliers_of(s.traits, tables[k])) for s, k in zip(every, keys, strict=True)]
-    return np.array(list(pool.map(_seconds, jobs, chunksize=32)))
+    return priced(pool, every, [tables[k] for k in keys])
 
 
 def kind_of(sample: Sample) -> str:
@@ -221,7 +227,7 @@ def anchored(pool: ProcessPoolExecutor, problem: Problem, every: Sequence[Sample
     groups = np.array([s.case.run.row["group"] for s in at])
     first: dict[tuple[str, ...], str] = {}
     tables: dict[tuple[str, int], Table] = {}
-    out, jobs, places = np.full(len(every), np.nan), [], []
+    out, pairs = np.full(len(every), np.nan), {}
     for i, s in enumerate(every):
         run = s.case.run
         anchor = first.setdefault((run.framework, s.traits.release, s.traits.gpu, s.traits.precision), run.id)
@@ -232,9 +238,8 @@ def anchored(pool: ProcessPoolExecutor, problem: Problem, every: Sequence[Sample
             rows = groups != pair[0]
             rows[pair[1]] = True
             tables[pair] = problem.solve(rows, {pair[1]: ANCHOR_WEIGHT})
-        jobs.append((s, multipliers_of(s.traits, tables[pair])))
-        places.append(i)
-    out[places] = list(pool.map(_seconds, jobs, chunksize=32))
+        pairs[i] = pair
+    out[list(pairs)] = priced(pool, [every[i] for i in pairs], [tables[pair] for pair in pairs.values()])
     return out
 
 
@@ -250,9 +255,7 @@ def main() -> None:
         table, at = fitted(pool, thinned(every), options.rounds)
         problem = Problem(at)
         schemes = {
-            "shipped": np.array(
-                list(pool.map(_seconds, [(s, multipliers_of(s.traits, table)) for s in every], chunksize=32))
-            ),
+            "shipped": priced(pool, every, repeat(table, len(every))),
             "group": left_out(pool, problem, every, at, lambda s: s.case.run.row["group"]),
             "architecture": left_out(pool, problem, every, at, lambda s: s.case.run.row["arch"]),
             "gpu": left_out(pool, problem, every, at, lambda s: s.traits.architecture),

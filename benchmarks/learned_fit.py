@@ -45,7 +45,7 @@ HUBER, REWEIGHTS = 1.5, 4
 
 @dataclass
 class Sample:
-    """A run in the regression: ``log_ratio`` is the logarithm of measured over predicted at the current factors."""
+    """A run in the regression, with the prediction and the elasticities by term at the factors ``at``."""
 
     case: Case
     traits: Traits

@@ -52,20 +52,24 @@ class Traits:
         """Names of the levels that hold, from general to special."""
         kind = "moe" if self.moe else "dense"
         low = self.precision if self.precision in LOW_PRECISION else "16-bit"
-        both = f"{self.family}|{self.architecture}"
         return (
             f"architecture={self.architecture}",
             f"gpu={self.gpu}",
             f"architecture|precision={self.architecture}|{low}",
             f"family={self.family}",
             f"family|kind={self.family}|{kind}",
-            f"family|architecture={both}",
-            f"family|architecture|precision={both}|{low}",
+            self.family_on_architecture,
+            f"family|architecture|precision={self.family}|{self.architecture}|{low}",
             f"stack={self.stack}",
             f"stack|kind={self.stack}|{kind}",
             f"stack|release={self.stack}|{self.release}",
             f"stack|release|kind={self.stack}|{self.release}|{kind}",
         )
+
+    @property
+    def family_on_architecture(self) -> str:
+        """The level that says whether the family was seen on this architecture at all."""
+        return f"family|architecture={self.family}|{self.architecture}"
 
     @property
     def family(self) -> str:
@@ -114,7 +118,7 @@ def interval_of(traits: Traits) -> tuple[float, float, float]:
     kind = "moe" if traits.moe else "dense"
     widths = data["groups"]
     low, high = widths.get(f"{traits.stack}|{kind}") or widths.get(traits.stack) or data["new_stack"][kind]
-    if f"family|architecture={traits.family}|{traits.architecture}" not in shipped()["levels"]:
+    if traits.family_on_architecture not in shipped()["levels"]:
         wide_low, wide_high = data["new_architecture"][kind]
         low, high = min(low, wide_low), max(high, wide_high)
     return low, high, data["level"]

@@ -12,6 +12,7 @@ from meshwright.specs.plan import Plan
 
 from .cells import CostModel
 from .protocol import CellCosts, Tail
+from .stage_sums import pool_members
 
 
 def joint_pools(cluster: ClusterSpec) -> tuple[Pool, ...]:
@@ -41,8 +42,7 @@ def joint_tail(
     tail: Tail,
 ) -> Tail:
     """``tail`` [P] with the stages on several pools priced anew: a collective ends with its slowest member."""
-    index = {pool.name: g for g, pool in enumerate(costs.pools)}
-    members = [sorted({index[group.pool] for group in stage.groups}) for stage in plan.stages]
+    members = [sorted(set(pools)) for pools in pool_members(costs, plan)]
     mixed = [p for p, pools in enumerate(members) if len(pools) > 1]
     if not mixed:
         return tail

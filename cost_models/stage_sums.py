@@ -137,16 +137,26 @@ def _recomputed_layers(mode: RecomputeMode) -> int | None:
     return (mode.num_layers or 0) if mode.granularity == "full" and mode.method == "block" else None
 
 
+def pool_members(costs: CostModel, plan: Plan) -> list[list[int]]:
+    """For every stage the pool of each of its groups; SpecError where the cluster has no such pool."""
+    index = {pool.name: g for g, pool in enumerate(costs.pools)}
+    faults = [
+        Fault(f"/stages/{p}/groups", f"unknown pool {group.pool}", tuple(index))
+        for p, stage in enumerate(plan.stages)
+        for group in stage.groups
+        if group.pool not in index
+    ]
+    if faults:
+        raise SpecError(faults[0])
+    return [[index[group.pool] for group in stage.groups] for stage in plan.stages]
+
+
 def _slowest_groups(costs: CostModel, plan: Plan, cells: CellCosts, placed: _Placed) -> tuple[IntArray, FloatArray]:
     """[P] pool of each stage's slowest group, and the share of the micro-batches that it runs."""
-    index = {pool.name: g for g, pool in enumerate(costs.pools)}
     pools, shares = np.zeros(plan.pp, dtype=np.int64), np.zeros(plan.pp)
-    for p, stage in enumerate(plan.stages):
-        found = []
-        for group in stage.groups:
-            if group.pool not in index:
-                raise SpecError(Fault(f"/stages/{p}/groups", f"unknown pool {group.pool}", tuple(index)))
-            found.append((index[group.pool], group.micro_batches / plan.num_microbatches))
+    for p, (stage, members) in enumerate(zip(plan.stages, pool_members(costs, plan), strict=True)):
+        parts = [group.micro_batches / plan.num_microbatches for group in stage.groups]
+        found = list(zip(members, parts, strict=True))
         if len(found) > 1:
             here = placed.stage == p
             row, kind = placed.row[here], placed.kind[here]
@@ -196,8 +206,7 @@ def _sums(
         np.maximum.at(buffers, stage, OFFLOAD_BUFFERS * host)
         transient = transient + buffers
     own_rows = np.array([pair[0] for pair in rows])
-    index = {pool.name: g for g, pool in enumerate(costs.pools)}
-    members = [[index[group.pool] for group in stage.groups] for stage in plan.stages]
+    members = pool_members(costs, plan)
     return StageSums(
         cells=cells,
         rows=own_rows,

@@ -9,8 +9,8 @@ import pytest
 
 from meshwright.cost_models.backtest import inputs
 from meshwright.cost_models.backtest.bulk import price_row, price_rows
-from meshwright.cost_models.backtest.inputs import is_judged, is_moe, measured_s, read_models, read_runs, row_fault
-from meshwright.cost_models.backtest.rows import read_rows
+from meshwright.cost_models.backtest.inputs import is_judged, is_moe, read_models, read_runs, row_fault
+from meshwright.cost_models.backtest.rows import measured_s, read_rows
 from meshwright.specs.errors import SpecError
 
 from .backtest_cases import MODELS, row

@@ -14,8 +14,9 @@ from ..calibration import Calibration, Cell, Entry, Match, Setting, Source, corr
 from ..learned import shipped_multipliers
 from ..multipliers import CORRECTED, HIGHEST, HIGHEST_HOST, LOWEST, Multipliers
 from .bulk import in_order, setting_of
-from .inputs import is_judged, measured_s, row_fault
+from .inputs import is_judged, row_fault
 from .price import price
+from .rows import measured_s
 
 #: What one common factor scales: what a GPU and its host do, not what links do.
 COMPUTE = ("gemm", "experts", "attention", "scan", "head", "memory_bound", "host")

@@ -159,17 +159,6 @@ def is_moe(row: Mapping[str, str], models: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and bool(model.get("num_experts"))
 
 
-def measured_s(row: Mapping[str, str]) -> float | None:
-    """Measured step time: stated, from the throughput, or of a mixed-GPU table; None where there is none."""
-    stated = number(row.get("step_time_s")) or number(row.get("measured_iter_time_s"))
-    rate = number(row.get("tokens_per_s_per_gpu"))
-    tokens = [number(row.get(name)) for name in ("global_batch", "seq_len", "num_gpus")]
-    if stated or not rate or not all(tokens):
-        return stated
-    batch, length, gpus = (value or 0.0 for value in tokens)
-    return batch * length / (rate * gpus)
-
-
 def is_judged(row: Mapping[str, str]) -> bool:
     """Whether a row counts as evidence: pretraining of quality A or B, as far as the table says."""
     task, quality = (row.get("task") or "").strip(), (row.get("quality") or "").strip()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .bulk import Outcome
-from .inputs import is_judged, is_moe, measured_s
+from .inputs import is_judged, is_moe
+from .rows import measured_s
 
 #: Measured times nearer than this are not told apart: runs of one plan differ by about as much, those of MoE more.
 NEARER_DENSE, NEARER_MOE = 0.03, 0.06

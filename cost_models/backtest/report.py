@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .bulk import Outcome
-from .inputs import is_judged, is_moe, measured_s
-from .rows import number
+from .inputs import is_judged, is_moe
+from .rows import measured_s, number
 from .stacks import stack_of
 
 #: Columns that every table has besides its own: the model's kind and the software stack.

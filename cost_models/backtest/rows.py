@@ -56,12 +56,8 @@ class Run:
 
     @property
     def measured_s(self) -> float | None:
-        """Step time, stated or from the throughput; None where the row has neither."""
-        step = number(self.row.get("step_time_s"))
-        if step:
-            return step
-        rate = number(self.row.get("tokens_per_s_per_gpu"))
-        return self.tokens_per_step / (rate * self.num_gpus) if rate else None
+        """See :func:`measured_s`."""
+        return measured_s(self.row)
 
     def flag(self, name: str, default: bool) -> bool:
         """A switch of ``flags``: its stated value, else ``default``."""
@@ -76,6 +72,17 @@ def number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None
+
+
+def measured_s(row: Mapping[str, str]) -> float | None:
+    """Measured step time: stated, from the throughput, or of a mixed-GPU table; None where there is none."""
+    stated = number(row.get("step_time_s")) or number(row.get("measured_iter_time_s"))
+    rate = number(row.get("tokens_per_s_per_gpu"))
+    tokens = [number(row.get(name)) for name in ("global_batch", "seq_len", "num_gpus")]
+    if stated or not rate or not all(tokens):
+        return stated
+    batch, length, gpus = (value or 0.0 for value in tokens)
+    return batch * length / (rate * gpus)
 
 
 def parse_flags(text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from meshwright.specs.workload import PARAMS_DTYPE, Workload
 from .rows import Run, UnsupportedError
 from .stacks import MEGATRON_STACKS, Stack
 
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "tf32", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 MODULES = ("moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "core_attn")
 
 
@@ -29,9 +29,7 @@ def precision_of(run: Run, stack: Stack, cluster: ClusterSpec, notes: list[str])
     if text == "fp32" and gpu.supports("tf32"):
         notes.append("fp32 runs on tf32 units")
         return "tf32"
-    found = next((value for name, value in PRECISIONS.items() if text.startswith(name)), None)
-    if found is None and text.startswith("fp8"):
-        found = "fp8"
+    found = next((name for name in PRECISIONS if text.startswith(name)), None)
     if found is None:
         raise UnsupportedError(f"precision {text!r} is unknown")
     if not gpu.supports(found):

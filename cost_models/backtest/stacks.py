@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from meshwright.specs.targets import load_target
 
+from ..learned import FAMILIES
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -29,14 +31,13 @@ class Stack:
     fused_loss: bool = True
     gradient_dtype: str = "fp32"
     dispatcher: str = "alltoall"
-    grouped: bool = True
     logit_bytes: float | None = None
     dropout: bool = False
     low_precision_primary: bool = False
 
 
 #: Stacks on Megatron-LM with Transformer Engine.
-MEGATRON_STACKS = ("megatron-lm", "megatron-bridge", "nemo")
+MEGATRON_STACKS = tuple(name for name, family in FAMILIES.items() if family == "megatron")
 #: Stacks on PyTorch's own full sharding and autograd: gradients are tensors that come and go.
 TORCH_STACKS = ("torchtitan", "automodel", "llm-foundry", "transformers")
 #: Megatron's own cross-entropy works in place on the fp32 copy of bf16 logits.

@@ -11,6 +11,9 @@ from meshwright.specs.target import OffloadModule, Target
 from .rows import Run
 from .stacks import BASE_TARGET, MEGATRON_STACKS, TORCH_STACKS, Stack, release_of
 
+#: Pieces of torchtitan's chunked loss by default.
+CHUNKED_LOSS = 8
+
 
 def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
     blank = not run.flags
@@ -38,8 +41,7 @@ def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
             "cuda_graph": graph not in ("none", "false", ""),
             "cuda_graph_scope": graph_scope(graph),
             "fused_cross_entropy": stack.fused_loss or fused_loss(run),
-            "grouped_gemm": stack.grouped,
-            # torchtitan's chunked loss takes eight pieces by default.
+            "grouped_gemm": True,
             "loss_chunks": loss_chunks(run),
             "reshard_after_forward": run.flag("reshard_after_forward", True),
             "activation_offload_layers": offloaded_layers(run),
@@ -55,7 +57,7 @@ def loss_chunks(run: Run) -> int | None:
     stated = run.flags.get("loss_chunks", "")
     if stated.isdigit():
         return int(stated)
-    return 8 if "chunkedceloss" in run.text or "chunk loss" in run.text else None
+    return CHUNKED_LOSS if "chunkedceloss" in run.text or "chunk loss" in run.text else None
 
 
 def offloaded_layers(run: Run) -> int:

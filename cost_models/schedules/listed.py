@@ -106,9 +106,16 @@ class ListedSchedule:
         timeline = run(graph(self, pp, vpp, few), seconds, sends, blocking=self.blocking, keep_events=keep_events)
         if few == m:
             return timeline
-        fewer = few - PACE_GROUPS * pp  # uneven chunks can make every stage wait, so the pace is read off the events
+        return stretched(timeline, few, m, self.pace_s(timeline, few, seconds, sends))
+
+    def pace_s(self, timeline: Timeline, few: int, seconds: FloatArray, sends: FloatArray) -> float:
+        """Seconds of each further micro-batch after the ``few`` of ``timeline``, whose [4, P, V] seconds and [P] sends
+        these are. Uneven chunks can make every stage wait, so the pace is read off the events."""
+        pp, vpp = seconds.shape[-2:]
+        fewer = few - PACE_GROUPS * pp
         shorter = run(graph(self, pp, vpp, fewer), seconds, sends, blocking=self.blocking)
-        return stretched(timeline, few, m, (timeline.makespan_s - shorter.makespan_s) / (few - fewer))
+        pace: float = (timeline.makespan_s - shorter.makespan_s) / (few - fewer)
+        return pace
 
 
 #: Candidates from which on a run of all at once, level by level, is faster than one after another.

@@ -12,8 +12,7 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray, IntArray
 
-from .base import BACKWARD, FORWARD, Operation, Orders, Timeline, boundary_sends, replayed_micro_batches, stretched
-from .engine import graph, run, seconds_by_kind
+from .base import BACKWARD, FORWARD, Operation, Orders, Timeline, boundary_sends
 from .listed import ListedSchedule
 
 
@@ -68,24 +67,9 @@ class OneFOneB(ListedSchedule):
         out: FloatArray = np.maximum(whole_stage, first_then_rest)
         return out
 
-    def simulate(
-        self,
-        forward_s: FloatArray,
-        backward_s: FloatArray,
-        send_s: FloatArray,
-        m: int,
-        keep_events: bool = False,
-        weight_s: FloatArray | None = None,
-    ) -> Timeline:
-        pp = forward_s.shape[0]
-        few = replayed_micro_batches(pp, m)
-        seconds = seconds_by_kind(forward_s, backward_s, None)
-        sends = boundary_sends(send_s, pp)
-        timeline = run(graph(self, pp, 1, few), seconds, sends, blocking=True, keep_events=keep_events)
-        if few == m:
-            return timeline
-        # Stages pass one micro-batch on after another: once the start has settled, the busiest sets the pace.
-        return stretched(timeline, few, m, float((timeline.busy_s + timeline.send_s).max()) / few)
+    def pace_s(self, timeline: Timeline, few: int, seconds: FloatArray, sends: FloatArray) -> float:
+        """Stages pass one micro-batch on after another: once the start has settled, the busiest sets the pace."""
+        return float((timeline.busy_s + timeline.send_s).max()) / few
 
 
 @lru_cache(maxsize=16)
