@@ -96,6 +96,10 @@ class CostModel:
         weight_gradient = np.zeros((count, pools, kinds))
         kept, transient, stash, dense, expert, host = (np.zeros((count, kinds)) for _ in range(6))
         transposed = any((on.gpu.compute_capability or 0.0) < EITHER_LAYOUT for on in self.devices)
+        timers = [
+            LayerTimer(at_plain, on, pool.levels, self.overlap, by)
+            for on, pool, by in zip(self.devices, self.pools, self.multipliers, strict=True)
+        ]
         always = memory.WORKSPACE_BYTES + placeholder_bytes(self.kinds, at)
         for b, kind in enumerate(self.kinds):
             dense[:, b], expert[:, b] = trained_params(kind, at)
@@ -110,8 +114,7 @@ class CostModel:
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
-                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.overlap, self.multipliers[g])
-                pieces = block_pieces(kind, timer)
+                pieces = block_pieces(kind, timers[g])
                 pieces = pieces if rows is None else pieces.take(rows)
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host
