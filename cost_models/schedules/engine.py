@@ -195,15 +195,18 @@ def seconds_by_kind(forward_s: FloatArray, backward_s: FloatArray, weight_s: Flo
 def run(of: Graph, seconds: FloatArray, send_s: FloatArray, *, blocking: bool, keep_events: bool = False) -> Timeline:
     """One timeline, from [4, P, V] seconds by kind and [P] sends."""
     crossing = np.append(send_s, 0.0)
-    span = seconds.reshape(-1)[of.spans]
-    held = crossing[of.outwards] if blocking else np.zeros_like(span)
-    lag = [0.0] * len(of) if blocking else crossing[of.inwards].tolist()
-    end = ends_of(of, (span + held).tolist() if blocking else span.tolist(), lag)
+    span = seconds.reshape(-1)
+    if blocking:
+        takes, lag = (span[of.spans] + crossing[of.outwards]).tolist(), [0.0] * len(of)
+    else:  # operations share few different seconds: taken as objects, they are not made anew for each
+        takes, lag = span.astype(object)[of.spans].tolist(), crossing.astype(object)[of.inwards].tolist()
+    end = ends_of(of, takes, lag)
     start = [max(end[of.needs[i - 1]] + lag[i - 1], 0.0) for i in of.first]
     finish, begin = np.array([end[i] for i in of.last]), np.array(start)
     busy = (of.span_counts * seconds).sum(axis=(0, 2))
     sends = of.send_counts @ crossing if blocking else np.zeros(of.pp)
-    events = _events(of, end, span + held, held) if keep_events else ()
+    held = crossing[of.outwards] if blocking else np.zeros(len(of))
+    events = _events(of, end, takes, held) if keep_events else ()
     return Timeline(begin, finish, busy, sends, finish - busy - sends, float(finish.max()), events)
 
 
@@ -217,12 +220,12 @@ def ends_of(of: Graph, span: list[float], lag: list[float]) -> list[float]:
     return end
 
 
-def _events(of: Graph, end: list[float], span: FloatArray, held: FloatArray) -> tuple[Event, ...]:
+def _events(of: Graph, end: list[float], takes: list[float], held: FloatArray) -> tuple[Event, ...]:
     out = []
     size = of.pp * of.vpp
     for i, (stage, code, micro_batch) in enumerate(zip(of.stage, of.span, of.micro_batch, strict=True)):
         kind, done = code // size, end[i + 1]
-        start = done - float(span[i])
+        start = done - takes[i]
         out.append(Event(stage, code % of.vpp, micro_batch, kind != FORWARD, start, done, float(held[i]), kind))
     return tuple(out)
 
