@@ -132,7 +132,7 @@ def _vision(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
     tower = timer.at.model.vision
     if tower is None:
         return
-    rows, width = patches(timer.at), np.full_like(timer.at.tp, tower.hidden_size)
+    rows, width = patches(timer.at), timer.at.full(tower.hidden_size)
     depth = tower.parameters / tower.num_layers / width
     one = matmul_s(timer.on, rows, depth, width) * tower.num_layers
     back = 2 * one if kind.trained else np.zeros_like(one)
@@ -166,7 +166,7 @@ def add_sharded_comm(
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
             continue
-        nothing = np.zeros_like(at.tp)
+        nothing = at.none
         scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
         gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
         hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)

@@ -66,6 +66,8 @@ class CostModel:
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
+        #: What communication prices: the level of each sharding, over the whole group.
+        self.levels_of_sharding = tuple(memory.held(name).level for name in self.shardings)
         self.overlap = default_overlap(model) if overlap is None else overlap
         self.graphs = graphs
         kinds = block_kinds(model, workload)
@@ -74,11 +76,6 @@ class CostModel:
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
         self.traits = [traits_of(model, cluster.gpu_of(pool), workload, target) for pool in cluster.pools]
         self.multipliers = multipliers or tuple(shipped_multipliers(traits) for traits in self.traits)
-
-    @property
-    def levels_of_sharding(self) -> tuple[str, ...]:
-        """What communication prices: the level of each sharding, over the whole group."""
-        return tuple(memory.held(name).level for name in self.shardings)
 
     @property
     def pools(self) -> tuple[Pool, ...]:

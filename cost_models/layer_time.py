@@ -122,4 +122,4 @@ class LayerTimer:
         self.stream(out, module, "activation", (read + 1) * size, (2 * read + 1) * size)
 
     def pieces(self) -> Pieces:
-        return Pieces(np.zeros_like(self.at.tp), self.by)
+        return Pieces(self.at.none, self.by)

@@ -59,9 +59,10 @@ def tail_of(
     dense_size, expert_size = ranks // tp, ranks // (etp * ep)
     shape = trained.shape
     reduce_s, gather_s, first_s, last_s, optimizer_s = (np.zeros(shape) for _ in range(5))
-    levels_of = np.array([shardings[i] for i in range(len(shardings))])[sharding]
-    whole = levels_of == "none"
-    inside = np.isin(levels_of, ("zero2", "zero3", "fsdp"))
+    whole, inside, fully = (
+        np.array([name in names for name in shardings])[sharding]
+        for names in (("none",), ("zero2", "zero3", "fsdp"), ("zero3", "fsdp"))
+    )
     shards = np.where(whole, 1, dense_size), np.where(whole, 1, expert_size)
     owned = dense / shards[0] + expert / shards[1]
     bucket = np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * dense_size)
@@ -116,7 +117,6 @@ def tail_of(
         reduce_s = last_s + exposed_s(np.maximum(reduce_s - last_s, 0.0), backward, share)
     if target.overlap_param_gather:
         gather_s = first_s + exposed_s(np.maximum(gather_s - first_s, 0.0), backward / 2, share)
-    fully = np.isin(levels_of, ("zero3", "fsdp"))
     return Tail(
         grad_reduce_s=np.where(inside, 0.0, reduce_s),
         optimizer_s=np.where(trained > 0, optimizer_s, 0.0),
