@@ -93,8 +93,12 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
 def _stages(costs: CostModel, plan: Plan, sums: StageSums, alive: FloatArray, step: StepTime) -> list[StageEstimate]:
     """Memory and busy time of the stages, whose activations take ``alive`` bytes at their peak."""
     buffer = costs.target.gradient_buffer or plan.num_microbatches > 1
-    bytes_of = sums.static, alive, sums.transient, sums.logits
-    parts = [stage_memory.parts(*of, buffer) for of in zip(*(each.tolist() for each in bytes_of), strict=True)]
+    parts = [
+        stage_memory.parts(static, float(live), float(transient), float(logits), buffer)
+        for static, live, transient, logits in zip(
+            sums.static.tolist(), alive, sums.transient, sums.logits, strict=True
+        )
+    ]
     allocated = [sum(part.values()) for part in parts]
     seconds = (
         terms.reshape(plan.pp, -1).sum(axis=1).tolist() for terms in (sums.forward_terms_s, sums.backward_terms_s)

@@ -39,7 +39,7 @@ COMPUTE = ("gemm", "attention", "memory_bound")
 HOST_NORM = 3.0
 
 
-def host_exposed_s(host_s: FloatArray, busy_s: FloatArray) -> FloatArray:
+def host_exposed_s(host_s: FloatArray | float, busy_s: FloatArray) -> FloatArray:
     """What the host's calls add to the GPU's time: nothing to a busy GPU, all but its own work to a fast one."""
     longest = np.maximum(np.maximum(host_s, busy_s), 1e-30)
     both = longest * ((host_s / longest) ** HOST_NORM + (busy_s / longest) ** HOST_NORM) ** (1 / HOST_NORM)

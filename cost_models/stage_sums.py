@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,11 +205,12 @@ def _sums(
         buffers = np.zeros(plan.pp)
         np.maximum.at(buffers, stage, OFFLOAD_BUFFERS * host)
         transient = transient + buffers
-    own_rows = np.array([pair[0] for pair in rows])
+    own_rows = [pair[0] for pair in rows]
     members = pool_members(costs, plan)
+    limits, fixed = cells.limit_bytes.tolist(), cells.fixed_bytes.tolist()
     return StageSums(
         cells=cells,
-        rows=own_rows,
+        rows=np.array(own_rows),
         forward_terms_s=forward,
         backward_terms_s=backward,
         static=static,
@@ -220,8 +221,8 @@ def _sums(
         expert=by_stage(cells.expert_params[row, kind]),
         pools=pools,
         first_ranks=np.array(_pool_starts(plan), dtype=np.int64),
-        limit_bytes=np.array([cells.limit_bytes[on].min() for on in members]),
-        fixed_bytes=np.array([cells.fixed_bytes[own, on].max() for own, on in zip(own_rows, members, strict=True)]),
+        limit_bytes=np.array([min(limits[g] for g in on) for on in members]),
+        fixed_bytes=np.array([max(fixed[own][g] for g in on) for own, on in zip(own_rows, members, strict=True)]),
         weight_s=by_chunk(share * cells.weight_gradient_s[row, pool, kind]),
         stash=by_chunk(cells.weight_stash_bytes[row, kind]),
         host=by_chunk(host if cells.host_bytes is None else host + cells.host_bytes[row, kind]),
@@ -231,11 +232,8 @@ def _sums(
 
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
     """The target's recompute modes and shardings, extended by those that the plan uses."""
-    modes = list(target.recompute)
-    modes += [mode for stage in plan.stages for mode in (stage.recompute, RecomputeMode()) if mode not in modes]
-    shardings = list(target.sharding)
-    shardings += [name for stage in plan.stages if (name := _sharding(stage)) not in shardings]
-    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys(shardings))
+    modes = (*target.recompute, *(stage.recompute for stage in plan.stages), RecomputeMode())
+    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys((*target.sharding, *map(_sharding, plan.stages))))
 
 
 def _sharding(stage: Stage) -> str:
@@ -270,7 +268,9 @@ def _cells(
     return costs.cells(CellKeys(*np.array(list(columns), dtype=np.int64).T)), rows
 
 
-def _check_blocks(instances: Mapping[tuple[str, int], int], blocks: list[list[list[tuple[str, int]]]]) -> None:
+def _check_blocks(
+    instances: Mapping[tuple[str, int], int], blocks: Sequence[Sequence[Sequence[tuple[str, int]]]]
+) -> None:
     """SpecError unless ``blocks`` of every chunk of every stage are ``instances``, each once."""
     seen: set[tuple[str, int]] = set()
     faults = []

@@ -213,10 +213,9 @@ def run(of: Graph, seconds: FloatArray, send_s: FloatArray, *, blocking: bool, k
 def ends_of(of: Graph, span: list[float], lag: list[float]) -> list[float]:
     """[N + 1] end of every operation that takes ``span`` once its input, ``lag`` later than it was sent, is there."""
     end = [0.0]
-    append = end.append
     for before, needed, takes, later in zip(of.before, of.needs, span, lag, strict=True):
         free, arrived = end[before], end[needed] + later
-        append((arrived if arrived > free else free) + takes)
+        end.append((arrived if arrived > free else free) + takes)
     return end
 
 
