@@ -81,23 +81,14 @@ def static_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...], transpo
     out = np.zeros((len(at.tp), 3))
     for index in distinct(at.keys.sharding):
         name = shardings[index]
+        matrices = kind.role not in ("embed", "head")
         parts = [
-            np.stack(
-                memory.static_bytes(
-                    stored[i],
-                    trained[i],
-                    groups[i],
-                    name,
-                    at.workload,
-                    low[i] if primary else 0.0,
-                    size,
-                    kind.role not in ("embed", "head"),
-                ),
-                axis=1,
+            memory.static_bytes(
+                stored[i], trained[i], groups[i], name, at.workload, low[i] if primary else 0.0, size, matrices
             )
             for i in range(2)
         ]
-        total = parts[0] + parts[1]
+        total = np.stack([dense + expert for dense, expert in zip(*parts, strict=True)], axis=1)
         if not primary and at.target.low_precision_inputs and memory.held(name).level not in FULLY_SHARDED:
             # Transformer Engine keeps the quantised copies from one micro-batch to the next.
             total[:, 0] += (low[0] + low[1]) * size

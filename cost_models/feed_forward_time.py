@@ -40,8 +40,7 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
     received = timer.wide * width * pairs
     # Permute before and sort after the dispatch, and the way back: each reads and writes.
     moved = timer.wide * width * own + sent + 2 * received
-    for _ in range(2):
-        timer.stream(out, "moe", "permute", moved, moved, timer.on.fit.permute, graph="moe_preprocess")
+    timer.stream(out, "moe", "permute", moved, moved, timer.on.fit.permute, graph="moe_preprocess", times=2)
     _dispatch(timer, out, moe, sent)
     experts = [linear for linear in at.linears(weights) if linear.expert]
     for linear in experts:

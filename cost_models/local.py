@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,7 @@ LORA_MAPS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """One GEMM of a block on one rank: ``inputs`` x ``outputs`` for each of ``groups`` experts (1 if dense)."""
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,7 @@ def device(gpu: GpuType, precision: str) -> Device:
     )
 
 
-@dataclass(frozen=True)
-class _Products:
+class _Products(NamedTuple):
     """How linear maps of one kind run on a device: ``peak`` in FLOP/s and ``speedup`` over the 16-bit peak, their fit,
     the speed ``sustained`` in a long run, bytes of an operand element, rate of weight gradients over forward ones."""
 
