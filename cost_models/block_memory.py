@@ -41,11 +41,12 @@ def stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
 def _stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
     dense = at.numel(w for w in kind.weights if not w.expert)
     expert = at.numel(w for w in kind.weights if w.expert)
-    embedding = at.numel(w for w in at.model.embedding_weights() if w.name == "embedding")
-    if kind.role == "mtp":
-        dense = dense + np.where(at.one_stage, 0.0, embedding)
-    if kind.role == "head" and at.model.tied_embeddings:
-        dense = dense - np.where(at.one_stage, embedding, 0.0)
+    if kind.role == "mtp" or (kind.role == "head" and at.model.tied_embeddings):
+        embedding = at.numel(w for w in at.model.embedding_weights() if w.name == "embedding")
+        if kind.role == "mtp":
+            dense = dense + np.where(at.one_stage, 0.0, embedding)
+        else:
+            dense = dense - np.where(at.one_stage, embedding, 0.0)
     if kind.adapted:
         more = adapter_params(kind, at)
         dense, expert = dense + more[0], expert + more[1]
@@ -124,6 +125,8 @@ def gathered_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> Fl
         return at.none
     parameter, gradient = _gathered_element_bytes(at)
     dense, expert = _divided_params(kind, at, shardings)
+    if not (dense.any() or expert.any()):
+        return at.none
     trained = np.where(dense + expert > 0, sum(trained_params(kind, at)), 0.0)
     # The prefetched unit is a layer like this one; embedding and head have layers for neighbours, which are smaller.
     units = memory.FSDP_LIVE_UNITS if kind.layer is not None else 1

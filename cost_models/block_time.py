@@ -161,12 +161,11 @@ def add_sharded_comm(
         out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
         return factor * out
 
-    share = contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
     for index in distinct(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
             continue
-        nothing = at.none
+        nothing, share = at.none, contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
         scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
         gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
         hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)

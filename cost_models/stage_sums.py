@@ -178,25 +178,23 @@ def _sums(
     pools: IntArray,
     shares: FloatArray,
 ) -> StageSums:
-    stage, row, kind, place = placed.stage, placed.row, placed.kind, (placed.stage, placed.chunk)
+    stage, row, kind = placed.stage, placed.row, placed.kind
     pool, share = pools[stage], shares[stage]
     vpp = plan.vpp * schedules.get(plan.schedule).copies
 
     def by_stage(values: FloatArray) -> FloatArray:
-        return np.bincount(stage, weights=values, minlength=plan.pp).astype(float)
+        return _summed(values, stage, plan.pp)
 
     def by_chunk(values: FloatArray) -> FloatArray:
-        flat = np.bincount(stage * vpp + placed.chunk, weights=values, minlength=plan.pp * vpp)
-        return flat.astype(float).reshape(plan.pp, vpp)
+        out = _summed(values, stage * vpp + placed.chunk, plan.pp * vpp)
+        return out.reshape(plan.pp, vpp, *values.shape[1:])
 
-    forward, backward = (np.zeros((plan.pp, vpp, len(TERMS))) for _ in range(2))
-    for total, terms in ((forward, cells.forward_terms_s), (backward, cells.backward_terms_s)):
-        np.add.at(total, place, share[:, None] * terms[row, pool, kind])
+    forward = by_chunk(share[:, None] * cells.forward_terms_s[row, pool, kind])
+    backward = by_chunk(share[:, None] * cells.backward_terms_s[row, pool, kind])
     if schedules.get(plan.schedule).gathers_once:
         for total in (forward, backward):
             total[..., TERMS.index("dp_comm")] /= plan.num_microbatches
-    static = np.zeros((plan.pp, len(STATIC)))
-    np.add.at(static, stage, cells.static_bytes_by[row, kind])
+    static = by_stage(cells.static_bytes_by[row, kind])
     host_optimizer = plan.options.optimizer_offload_fraction * static[:, STATIC.index("optimizer")]
     static[:, STATIC.index("optimizer")] -= host_optimizer
     kept, transient = cells.activation_bytes[row, kind], placed.transient
@@ -228,6 +226,14 @@ def _sums(
         host=by_chunk(host if cells.host_bytes is None else host + cells.host_bytes[row, kind]),
         host_optimizer=host_optimizer,
     )
+
+
+def _summed(values: FloatArray, at: IntArray, count: int) -> FloatArray:
+    """[count, ...] sums of the ``values`` [N, ...] whose ``at`` [N] is the same."""
+    width = values[0].size
+    places = (at[:, None] * width + np.arange(width)).reshape(-1)
+    out = np.bincount(places, weights=values.reshape(-1), minlength=count * width)
+    return out.astype(float).reshape(count, *values.shape[1:])
 
 
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:

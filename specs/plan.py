@@ -208,6 +208,7 @@ class Plan(Document):
         return sum(stage.degrees.tp * stage.degrees.cp * stage.degrees.dp for stage in self.stages)
 
 
+@lru_cache(maxsize=4096)
 def parse_range(text: str) -> range:
     """``"0-63"`` or ``"7"`` as a range; ValueError for anything else."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
