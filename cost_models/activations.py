@@ -46,10 +46,10 @@ class Saved:
         offload: str = "",
     ) -> None:
         """Book ``size`` under ``module``; ``alternate`` of it is among what every second operator keeps."""
-        self.by_module[module] = self.by_module.get(module, np.zeros_like(size)) + size
+        self.by_module[module] = self.by_module[module] + size if module in self.by_module else size
         self.alternate = self.alternate + alternate
         if offload:
-            self.offloadable[offload] = self.offloadable.get(offload, np.zeros_like(size)) + size
+            self.offloadable[offload] = self.offloadable[offload] + size if offload in self.offloadable else size
 
     def work(self, size: FloatArray) -> None:
         self.transient = np.maximum(self.transient, size)
@@ -63,7 +63,7 @@ class Saved:
 
 def layer_activations(layer: LayerKind, at: Local) -> Saved:
     """What one decoder layer keeps and works with."""
-    saved = Saved(transient=np.zeros_like(at.tp), alternate=np.zeros_like(at.tp))
+    saved = Saved(transient=at.none, alternate=at.none)
     own, hidden = at.own_tokens, at.model.hidden_size
     normed = at.tokens if at.target.gathered_inputs_kept else own
     wide = activation_element_bytes(at.workload.precision)
@@ -154,7 +154,7 @@ def _core(at: Local, saved: Saved, heads: FloatArray, wide: float) -> FloatArray
     """
     if at.target.fused_attention:
         saved.keep("core_attn", 4.0 * heads * at.tokens, alternate=4.0 * heads * at.tokens)
-        return np.zeros_like(at.tp)
+        return at.none
     scores = heads * at.tokens * at.workload.seq_length
     saved.keep("core_attn", (2 * wide + 1 if at.workload.dropout else wide) * scores)
     return wide * scores
@@ -219,7 +219,7 @@ def kept_bytes(saved: Saved, mode: RecomputeMode, layer: LayerKind, at: Local) -
     if "alternate_ops" in modules:
         return saved.alternate, saved.transient + saved.total() - saved.alternate
     if "*" not in modules:
-        again = sum((size for module, size in saved.by_module.items() if module in modules), np.zeros_like(at.tp))
+        again = sum((size for module, size in saved.by_module.items() if module in modules), at.none)
         return saved.total(modules), saved.transient + again
     group = float(mode.num_layers or 1) if mode.method == "uniform" else 1.0
     inputs = activation_element_bytes(at.workload.precision) * at.model.hidden_size * at.own_tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.specs.batch import FloatArray
+from meshwright.specs.batch import BoolArray, FloatArray
 from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.target import RecomputeMode
 from meshwright.specs.workload import BYTES
@@ -41,11 +41,12 @@ def stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
 def _stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
     dense = at.numel(w for w in kind.weights if not w.expert)
     expert = at.numel(w for w in kind.weights if w.expert)
-    embedding = at.numel(w for w in at.model.embedding_weights() if w.name == "embedding")
-    if kind.role == "mtp":
-        dense = dense + np.where(at.one_stage, 0.0, embedding)
-    if kind.role == "head" and at.model.tied_embeddings:
-        dense = dense - np.where(at.one_stage, embedding, 0.0)
+    if kind.role == "mtp" or (kind.role == "head" and at.model.tied_embeddings):
+        embedding = at.numel(w for w in at.model.embedding_weights() if w.name == "embedding")
+        if kind.role == "mtp":
+            dense = dense + np.where(at.one_stage, 0.0, embedding)
+        else:
+            dense = dense - np.where(at.one_stage, embedding, 0.0)
     if kind.adapted:
         more = adapter_params(kind, at)
         dense, expert = dense + more[0], expert + more[1]
@@ -54,7 +55,7 @@ def _stored_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
 
 def adapter_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
     """(dense, expert) elements of the LoRA adapters of a block on a rank."""
-    dense, expert = np.zeros_like(at.tp), np.zeros_like(at.tp)
+    dense, expert = at.none, at.none
     lora = at.workload.lora
     if lora is None or not kind.adapted:
         return dense, expert
@@ -81,23 +82,14 @@ def static_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...], transpo
     out = np.zeros((len(at.tp), 3))
     for index in distinct(at.keys.sharding):
         name = shardings[index]
+        matrices = kind.role not in ("embed", "head")
         parts = [
-            np.stack(
-                memory.static_bytes(
-                    stored[i],
-                    trained[i],
-                    groups[i],
-                    name,
-                    at.workload,
-                    low[i] if primary else 0.0,
-                    size,
-                    kind.role not in ("embed", "head"),
-                ),
-                axis=1,
+            memory.static_bytes(
+                stored[i], trained[i], groups[i], name, at.workload, low[i] if primary else 0.0, size, matrices
             )
             for i in range(2)
         ]
-        total = parts[0] + parts[1]
+        total = np.stack([dense + expert for dense, expert in zip(*parts, strict=True)], axis=1)
         if not primary and at.target.low_precision_inputs and memory.held(name).level not in FULLY_SHARDED:
             # Transformer Engine keeps the quantised copies from one micro-batch to the next.
             total[:, 0] += (low[0] + low[1]) * size
@@ -114,12 +106,12 @@ def placeholder_bytes(kinds: Sequence[BlockKind], at: Local) -> FloatArray:
             if linear.name != "router":
                 size = linear.inputs * linear.outputs * activation_element_bytes(at.workload.precision)
                 shapes[linear.inputs.tobytes(), linear.outputs.tobytes()] = size
-    return sum(shapes.values(), np.zeros_like(at.tp))
+    return sum(shapes.values(), at.none)
 
 
 def low_precision_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatArray]:
     """(dense, expert) parameters of the maps that run in the workload's low precision; none in 16 and 32 bit."""
-    out = [np.zeros_like(at.tp), np.zeros_like(at.tp)]
+    out = [at.none, at.none]
     if at.workload.precision in memory.LOW_PRECISION_BYTES:
         for linear in at.linears(kind.weights):
             if linear.low_precision:
@@ -130,9 +122,11 @@ def low_precision_params(kind: BlockKind, at: Local) -> tuple[FloatArray, FloatA
 def gathered_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> FloatArray:
     """Full parameters and gradients of the units that are live under full sharding, gone after the unit."""
     if not at.target.reshard_after_forward:
-        return np.zeros_like(at.tp)
+        return at.none
     parameter, gradient = _gathered_element_bytes(at)
     dense, expert = _divided_params(kind, at, shardings)
+    if not (dense.any() or expert.any()):
+        return at.none
     trained = np.where(dense + expert > 0, sum(trained_params(kind, at)), 0.0)
     # The prefetched unit is a layer like this one; embedding and head have layers for neighbours, which are smaller.
     units = memory.FSDP_LIVE_UNITS if kind.layer is not None else 1
@@ -146,7 +140,7 @@ def gathered_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> Fl
 def retained_bytes(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
     """(parameters, gradients) that stay whole for the step where full sharding does not drop them after a unit: the
     gradients of all micro-batches are added up before they are scattered."""
-    nothing = np.zeros_like(at.tp)
+    nothing = at.none
     if at.target.reshard_after_forward:
         return nothing, nothing
     parameter, gradient = _gathered_element_bytes(at)
@@ -164,12 +158,15 @@ def _gathered_element_bytes(at: Local) -> tuple[int, int]:
 def _divided_params(kind: BlockKind, at: Local, shardings: tuple[str, ...]) -> tuple[FloatArray, FloatArray]:
     """(dense, expert) parameters that full sharding divides over more than one rank."""
     dense, expert = stored_params(kind, at)
+    dense_divides, expert_divides = at.remember(shardings, lambda: _divides(at, shardings))
+    return np.where(dense_divides, dense, 0.0), np.where(expert_divides, expert, 0.0)
+
+
+def _divides(at: Local, shardings: tuple[str, ...]) -> tuple[BoolArray, BoolArray]:
+    """Where full sharding divides (dense, expert) parameters over more than one rank."""
     replicas = np.array([memory.held(name).replicas for name in shardings])[at.keys.sharding]
     full = np.array([memory.held(name).level in FULLY_SHARDED for name in shardings])[at.keys.sharding]
-    return (
-        np.where(full & (at.dp * at.cp / replicas > 1), dense, 0.0),
-        np.where(full & (at.edp / replicas > 1), expert, 0.0),
-    )
+    return full & (at.dp * at.cp / replicas > 1), full & (at.edp / replicas > 1)
 
 
 def logit_bytes(at: Local) -> FloatArray:
@@ -186,13 +183,13 @@ def _logits(at: Local) -> FloatArray:
 def kept_logit_bytes(at: Local) -> FloatArray:
     """Bytes that one loss keeps for its backward pass; a chunked loss runs it at once."""
     if at.target.loss_chunks > 1:
-        return np.zeros_like(at.tp)
+        return at.none
     return (KEPT_FUSED_LOGIT_BYTES if at.target.fused_cross_entropy else KEPT_LOGIT_BYTES) * _logits(at)
 
 
 def offloaded_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...]) -> FloatArray:
     """Bytes of a block that wait in host memory for one in-flight micro-batch, by ``activation_offload_modules``."""
-    out = np.zeros_like(at.tp)
+    out = at.none
     if kind.layer is None or not at.target.activation_offload_modules:
         return out
     saved = layer_activations(kind.layer, at)
@@ -204,11 +201,11 @@ def offloaded_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...]
 def _offloaded(saved: Saved, mode: RecomputeMode, at: Local) -> FloatArray:
     """Of what recomputation keeps; nothing under ``full``, which keeps one input."""
     if mode.granularity == "full" or "moe" in mode.modules:
-        return np.zeros_like(at.tp)
+        return at.none
     again = {"moe_act": "moe_act", "layernorm": "qkv_linear", "core_attn": "core_attn"}
     gone = {again[module] for module in mode.modules if module in again}
     names = [name for name in at.target.activation_offload_modules if name not in gone]
-    return sum((saved.offloadable[name] for name in names if name in saved.offloadable), np.zeros_like(at.tp))
+    return sum((saved.offloadable[name] for name in names if name in saved.offloadable), at.none)
 
 
 def patches(at: Local) -> FloatArray:
@@ -221,7 +218,7 @@ def patches(at: Local) -> FloatArray:
 def activation_bytes(kind: BlockKind, at: Local, modes: tuple[RecomputeMode, ...]) -> tuple[FloatArray, FloatArray]:
     """(kept for one in-flight micro-batch, transient) bytes of a block, without workspaces and gathered parameters."""
     hidden = activation_element_bytes(at.workload.precision) * at.model.hidden_size
-    kept, transient = np.zeros_like(at.tp), np.zeros_like(at.tp)
+    kept, transient = at.none, at.none
     if kind.role == "embed":
         # Token ids and the mask; output before and after scatter.
         masks = at.model.hidden_size * at.own_tokens if at.workload.dropout else 0.0
@@ -255,7 +252,7 @@ def weight_stash_bytes(kind: BlockKind, at: Local) -> FloatArray:
     Counted per GEMM; for a dense layer in bf16 that is all but the softmax statistics of what it kept before
     (arXiv 2401.10241, table 1: 32 of 34 bytes). Sequence parallelism keeps a rank's own share of what is gathered.
     """
-    out = np.zeros_like(at.tp)
+    out = at.none
     wide, low = activation_element_bytes(at.workload.precision), linear_input_bytes(at.workload.precision)
     ffn = kind.layer.feed_forward if kind.layer else None
     pairs = at.expert_tokens(ffn.top_k) if isinstance(ffn, MoEFFN) else out

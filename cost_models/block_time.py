@@ -21,9 +21,9 @@ from .feed_forward_time import add_dense_ffn, add_mixture, exchange_contention
 from .few import distinct
 from .layer_time import LayerTimer
 from .local import Local
-from .mixer_time import add_mixer
+from .mixer_time import mixer_pieces
 from .operators import matmul_s, stream_s
-from .pieces import CALLS, COMPUTE, LOSS_EXCHANGE_CALLS, REDUCE_CALLS, Pieces
+from .pieces import CALLS, LOSS_EXCHANGE_CALLS, REDUCE_CALLS, Pieces
 from .protocol import TERMS
 
 #: Share of a unit's compute under which FSDP hides its collectives: forward and backward, AMD-AGI/Primus projection.
@@ -37,6 +37,14 @@ VISION_CALLS = 20.0
 
 def block_pieces(kind: BlockKind, timer: LayerTimer) -> Pieces:
     """Operators of one micro-batch by term and module, whatever is recomputed and sharded."""
+    if kind.layer is not None:
+        pieces = _layer(timer, kind.layer, kind.trained)
+        if kind.role == "mtp":
+            timer.norms(pieces, 3, 0)
+            timer.linears(pieces, "mtp", tuple(w for w in kind.weights if w.name == "eh_proj"), kind.trained)
+            _embedding(kind, timer, pieces)
+            _head(timer, pieces, kind.trained)
+        return pieces
     pieces = timer.pieces()
     if kind.role == "embed":
         _embedding(kind, timer, pieces)
@@ -45,13 +53,6 @@ def block_pieces(kind: BlockKind, timer: LayerTimer) -> Pieces:
     elif kind.role == "head":
         timer.norms(pieces, 1, 0)
         _head(timer, pieces, kind.trained)
-    elif kind.layer is not None:
-        _layer(timer, pieces, kind.layer, kind.trained)
-        if kind.role == "mtp":
-            timer.norms(pieces, 3, 0)
-            timer.linears(pieces, "mtp", tuple(w for w in kind.weights if w.name == "eh_proj"), kind.trained)
-            _embedding(kind, timer, pieces)
-            _head(timer, pieces, kind.trained)
     return pieces
 
 
@@ -74,9 +75,9 @@ def block_seconds(
     return forward, backward
 
 
-def _layer(timer: LayerTimer, out: Pieces, layer: LayerKind, trained: bool) -> None:
+def _layer(timer: LayerTimer, layer: LayerKind, trained: bool) -> Pieces:
     """All operators of a decoder layer."""
-    add_mixer(timer, out, layer, trained)
+    out = mixer_pieces(timer, layer.attention, trained)
     if isinstance(layer.feed_forward, DenseFFN):
         add_dense_ffn(timer, out, layer.feed_forward, trained)
     elif isinstance(layer.feed_forward, MoEFFN):
@@ -85,9 +86,9 @@ def _layer(timer: LayerTimer, out: Pieces, layer: LayerKind, trained: bool) -> N
     timer.norms(out, max(layer.norms, parts), parts)
     if timer.overlap.expert and isinstance(layer.feed_forward, MoEFFN):
         # The forward exchange of one micro-batch runs beside the backward compute of another, and vice versa.
-        columns = [TERMS.index(term) for term in COMPUTE]
-        windows = out.backward[:, columns].sum(axis=1), out.forward[:, columns].sum(axis=1)
-        out.hide("ep_comm", "moe", *windows, exchange_contention(timer), timer.overlap.expert_hidden)
+        forward, backward = out.compute()
+        out.hide("ep_comm", "moe", backward, forward, exchange_contention(timer), timer.overlap.expert_hidden)
+    return out
 
 
 def _embedding(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
@@ -131,7 +132,7 @@ def _vision(kind: BlockKind, timer: LayerTimer, pieces: Pieces) -> None:
     tower = timer.at.model.vision
     if tower is None:
         return
-    rows, width = patches(timer.at), np.full_like(timer.at.tp, tower.hidden_size)
+    rows, width = patches(timer.at), timer.at.full(tower.hidden_size)
     depth = tower.parameters / tower.num_layers / width
     one = matmul_s(timer.on, rows, depth, width) * tower.num_layers
     back = 2 * one if kind.trained else np.zeros_like(one)
@@ -160,12 +161,11 @@ def add_sharded_comm(
         out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
         return factor * out
 
-    share = contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
     for index in distinct(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
             continue
-        nothing = np.zeros_like(at.tp)
+        nothing, share = at.none, contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
         scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
         gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
         hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)

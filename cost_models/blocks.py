@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -32,13 +33,22 @@ class BlockKind:
     adapted: bool = False
 
 
-def block_kinds(model: ModelSpec, workload: Workload) -> list[tuple[BlockKind, list[tuple[str, int]]]]:
+#: Kinds of blocks, each with its instances.
+Kinds = tuple[tuple[BlockKind, tuple[tuple[str, int], ...]], ...]
+
+
+def block_kinds(model: ModelSpec, workload: Workload) -> Kinds:
     """The kinds in order of first use, each with its instances."""
+    return _block_kinds(model, workload.task == "lora", workload.frozen, workload.mtp)
+
+
+@lru_cache(maxsize=32)
+def _block_kinds(model: ModelSpec, lora: bool, frozen: tuple[str, ...], with_mtp: bool) -> Kinds:
+    """:func:`block_kinds`, which every plan of one model shares."""
     hidden = model.hidden_size
-    lora = workload.task == "lora"
 
     def trained(part: str) -> bool:
-        return not lora and part not in workload.frozen
+        return not lora and part not in frozen
 
     kinds: list[tuple[BlockKind, list[tuple[str, int]]]] = []
     if model.vision:
@@ -60,12 +70,12 @@ def block_kinds(model: ModelSpec, workload: Workload) -> list[tuple[BlockKind, l
             kinds.append((kind, []))
         number_of[kind_index] = index_of[layer]
         kinds[index_of[layer]][1].append(("decoder", position))
-    if workload.mtp and model.mtp:
+    if with_mtp and model.mtp:
         mtp = model.mtp
         kind = BlockKind("mtp", "mtp", mtp.weights(hidden), trained("decoder"), mtp.layer, adapted=lora)
         kinds.append((kind, [("mtp", i) for i in range(mtp.num_layers)]))
     kinds.append((BlockKind("head", "head", model.head_weights(), trained("head")), [("head", 0)]))
-    return kinds
+    return tuple((kind, tuple(own)) for kind, own in kinds)
 
 
 def block_table(model: ModelSpec, workload: Workload, target: Target) -> BlockTable:
@@ -73,7 +83,8 @@ def block_table(model: ModelSpec, workload: Workload, target: Target) -> BlockTa
     return table_of(block_kinds(model, workload))
 
 
-def table_of(kinds: list[tuple[BlockKind, list[tuple[str, int]]]]) -> BlockTable:
+@lru_cache(maxsize=32)
+def table_of(kinds: Kinds) -> BlockTable:
     """The table of :func:`block_kinds`."""
     rank = {"vision": 0, "embed": 1, "decoder": 2, "mtp": 3, "head": 4}
     placed = [(rank[role], i, role, number) for number, (_, own) in enumerate(kinds) for role, i in own]

@@ -66,6 +66,8 @@ class CostModel:
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
+        #: What communication prices: the level of each sharding, over the whole group.
+        self.levels_of_sharding = tuple(memory.held(name).level for name in self.shardings)
         self.overlap = default_overlap(model) if overlap is None else overlap
         self.graphs = graphs
         kinds = block_kinds(model, workload)
@@ -74,11 +76,6 @@ class CostModel:
         self.devices: list[Device] = [device(cluster.gpu_of(pool), workload.precision) for pool in cluster.pools]
         self.traits = [traits_of(model, cluster.gpu_of(pool), workload, target) for pool in cluster.pools]
         self.multipliers = multipliers or tuple(shipped_multipliers(traits) for traits in self.traits)
-
-    @property
-    def levels_of_sharding(self) -> tuple[str, ...]:
-        """What communication prices: the level of each sharding, over the whole group."""
-        return tuple(memory.held(name).level for name in self.shardings)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -96,6 +93,10 @@ class CostModel:
         weight_gradient = np.zeros((count, pools, kinds))
         kept, transient, stash, dense, expert, host = (np.zeros((count, kinds)) for _ in range(6))
         transposed = any((on.gpu.compute_capability or 0.0) < EITHER_LAYOUT for on in self.devices)
+        timers = [
+            LayerTimer(at_plain, on, pool.levels, self.overlap, by)
+            for on, pool, by in zip(self.devices, self.pools, self.multipliers, strict=True)
+        ]
         always = memory.WORKSPACE_BYTES + placeholder_bytes(self.kinds, at)
         for b, kind in enumerate(self.kinds):
             dense[:, b], expert[:, b] = trained_params(kind, at)
@@ -110,8 +111,7 @@ class CostModel:
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
-                timer = LayerTimer(at_plain, self.devices[g], pool.levels, self.overlap, self.multipliers[g])
-                pieces = block_pieces(kind, timer)
+                pieces = block_pieces(kind, timers[g])
                 pieces = pieces if rows is None else pieces.take(rows)
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host

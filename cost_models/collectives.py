@@ -156,7 +156,7 @@ def collective_s(
         )
         return _collective_s(op, levels, *arrays)
     shape, columns = few
-    if max(columns[1]) <= 1:
+    if max(columns[0]) <= 0 or max(columns[1]) <= 1:
         return np.zeros(shape)
     return of_shape(_few_s(op, tuple(levels), columns), shape)
 

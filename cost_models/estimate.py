@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.specs.batch import FloatArray
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.estimate import Estimate, StageEstimate
 from meshwright.specs.model import ModelSpec
@@ -49,7 +50,7 @@ def estimate(
         # The forward of the next micro-batch runs beside a backward (Megatron's warm-up has one chunk more). On one
         # stage it takes the layers' room as the backward leaves them.
         alive = alive + sums.activations.max(axis=1)
-    stages = [_stage(costs, plan, sums, p, float(alive[p]), step) for p in range(plan.pp)]
+    stages = _stages(costs, plan, sums, alive, step)
     low, high, level = interval_of(costs.traits[int(sums.pools[step.critical_stage])])
     exposed_s, host_bytes = _offload(costs, plan, sums)
     step_s = step.step_time_s + exposed_s
@@ -89,26 +90,40 @@ def plan_step(costs: CostModel, plan: Plan, sums: StageSums, keep_events: bool =
     return step_time(plan.schedule, forward, backward, send, m, tail, keep_events, beside, sums.weight_s)
 
 
-def _stage(costs: CostModel, plan: Plan, sums: StageSums, p: int, alive: float, step: StepTime) -> StageEstimate:
-    """Memory and busy time of one stage, whose activations take ``alive`` bytes at their peak."""
-    parts = stage_memory.parts(
-        sums.static[p],
-        alive,
-        float(sums.transient[p]),
-        float(sums.logits[p]),
-        costs.target.gradient_buffer or plan.num_microbatches > 1,
+def _stages(costs: CostModel, plan: Plan, sums: StageSums, alive: FloatArray, step: StepTime) -> list[StageEstimate]:
+    """Memory and busy time of the stages, whose activations take ``alive`` bytes at their peak."""
+    buffer = costs.target.gradient_buffer or plan.num_microbatches > 1
+    parts = [
+        stage_memory.parts(static, float(live), float(transient), float(logits), buffer)
+        for static, live, transient, logits in zip(
+            sums.static.tolist(), alive, sums.transient, sums.logits, strict=True
+        )
+    ]
+    allocated = [sum(part.values()) for part in parts]
+    seconds = (
+        terms.reshape(plan.pp, -1).sum(axis=1).tolist() for terms in (sums.forward_terms_s, sums.backward_terms_s)
     )
-    allocated = sum(parts.values())
-    return StageEstimate(
-        allocated_bytes=allocated,
-        reserved_bytes=round(float(memory.reserved_bytes(allocated, sums.fixed_bytes[p]))),
-        limit_bytes=round(float(sums.limit_bytes[p])),
-        first_step_bytes=stage_memory.first_step_bytes(parts, costs.workload),
-        breakdown_bytes=parts,
-        forward_s=float(sums.forward_terms_s[p].sum()),
-        backward_s=float(sums.backward_terms_s[p].sum()),
-        busy_s=float(step.timeline.busy_s[p]),
+    columns = (
+        allocated,
+        memory.reserved_bytes(allocated, sums.fixed_bytes).tolist(),
+        sums.limit_bytes.tolist(),
+        parts,
+        *seconds,
+        step.timeline.busy_s.tolist(),
     )
+    return [
+        StageEstimate(
+            allocated_bytes=total,
+            reserved_bytes=round(reserved),
+            limit_bytes=round(limit),
+            first_step_bytes=stage_memory.first_step_bytes(part, costs.workload),
+            breakdown_bytes=part,
+            forward_s=forward,
+            backward_s=backward,
+            busy_s=busy,
+        )
+        for total, reserved, limit, part, forward, backward, busy in zip(*columns, strict=True)
+    ]
 
 
 def _offload(costs: CostModel, plan: Plan, sums: StageSums) -> tuple[float, int]:

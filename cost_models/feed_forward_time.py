@@ -11,8 +11,7 @@ from meshwright.specs.workload import BYTES
 from .collectives import collective_s, contention, expert_exchange_s, members_inside
 from .layer_time import LayerTimer
 from .overlap import DEDUP_SMS, FP8_ELEMENT_BYTES
-from .pieces import CALLS, COMPUTE, Pieces
-from .protocol import TERMS
+from .pieces import CALLS, Pieces
 
 #: Passes of the router over its fp32 scores: softmax or sigmoid, group and expert top-k, bias and probabilities. An
 #: assumption: no measurement of a router ships.
@@ -21,10 +20,10 @@ ROUTER_PASSES = 8
 
 def add_dense_ffn(timer: LayerTimer, out: Pieces, ffn: DenseFFN, trained: bool) -> None:
     """Book a dense feed-forward part."""
-    before = out.forward[:, TERMS.index("gemm")].copy()
+    before = out.forward.get("gemm", out.none)
     timer.linears(out, "mlp", ffn.weights(timer.at.model.hidden_size), trained)
     timer.activation(out, "mlp", ffn.intermediate_size / timer.at.tp * timer.at.tokens, ffn.gated)
-    timer.tensor_parallel(out, "mlp_comm", out.forward[:, TERMS.index("gemm")] - before)
+    timer.tensor_parallel(out, "mlp_comm", out.forward["gemm"] - before)
 
 
 def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> None:
@@ -41,8 +40,7 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
     received = timer.wide * width * pairs
     # Permute before and sort after the dispatch, and the way back: each reads and writes.
     moved = timer.wide * width * own + sent + 2 * received
-    for _ in range(2):
-        timer.stream(out, "moe", "permute", moved, moved, timer.on.fit.permute, graph="moe_preprocess")
+    timer.stream(out, "moe", "permute", moved, moved, timer.on.fit.permute, graph="moe_preprocess", times=2)
     _dispatch(timer, out, moe, sent)
     experts = [linear for linear in at.linears(weights) if linear.expert]
     for linear in experts:
@@ -50,16 +48,14 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
     inner = pairs * moe.expert_intermediate_size / at.etp
     timer.activation(out, "moe_act", inner, moe.gated)
     if moe.shared_intermediate_size:
-        columns = [TERMS.index(term) for term in COMPUTE]
-        busy = out.forward[:, columns].sum(axis=1), out.backward[:, columns].sum(axis=1)
-        before = out.forward[:, TERMS.index("gemm")].copy()
+        busy, before = out.compute(), out.forward["gemm"]
         shared = tuple(w for w in weights if w.name.startswith("shared"))
         timer.linears(out, "shared_experts", shared, trained)
         timer.activation(out, "shared_experts", moe.shared_intermediate_size / at.tp * at.tokens, moe.gated)
-        timer.tensor_parallel(out, "shared_experts", out.forward[:, TERMS.index("gemm")] - before)
+        timer.tensor_parallel(out, "shared_experts", out.forward["gemm"] - before)
         if timer.overlap.shared_expert:
-            hidden = out.forward[:, columns].sum(axis=1) - busy[0], out.backward[:, columns].sum(axis=1) - busy[1]
-            out.hide("ep_comm", "moe", *hidden, exchange_contention(timer), 1.0)
+            forward, backward = (after - since for after, since in zip(out.compute(), busy, strict=True))
+            out.hide("ep_comm", "moe", forward, backward, exchange_contention(timer), 1.0)
 
 
 def exchange_contention(timer: LayerTimer) -> FloatArray | float:

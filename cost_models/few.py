@@ -20,8 +20,8 @@ Columns = tuple[tuple[float, ...], ...]
 def few_columns(*arrays: npt.ArrayLike) -> tuple[tuple[int, ...], Columns] | None:
     """The broadcast shape of ``arrays`` and their cells in order, one tuple an array; None of more than few cells."""
     given = [np.asarray(array) for array in arrays]
-    if all(array.size == 1 for array in given):
-        return max((array.shape for array in given), key=len), tuple((array.item(),) for array in given)
+    if {array.size for array in given} == {1}:
+        return max([array.shape for array in given], key=len), tuple([(array.item(),) for array in given])
     shape = np.broadcast_shapes(*(array.shape for array in given))
     if math.prod(shape) > FEW:
         return None

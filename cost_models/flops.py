@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
 from meshwright.specs.model import LayerKind, ModelSpec
 from meshwright.specs.weights import Weight
@@ -47,12 +49,16 @@ def model_flops(model: ModelSpec, workload: Workload) -> float:
 
     Weight gradients of frozen parts, and of everything but the adapters under LoRA, are not counted.
     """
-    lora = workload.task == "lora"
+    per_token = _flops_per_token(model, workload.task == "lora", workload.frozen, workload.mtp, workload.seq_length)
+    return per_token * workload.tokens_per_step
 
+
+@lru_cache(maxsize=32)
+def _flops_per_token(model: ModelSpec, lora: bool, frozen: tuple[str, ...], with_mtp: bool, seq: int) -> float:
     def passes(part: str) -> float:
-        return 2.0 if lora or part in workload.frozen else 3.0
+        return 2.0 if lora or part in frozen else 3.0
 
-    hidden, seq = model.hidden_size, workload.seq_length
+    hidden = model.hidden_size
     per_kind = []
     for kind in model.kinds:
         linear, mixer = layer_flops_per_token(kind, hidden, seq)
@@ -60,9 +66,9 @@ def model_flops(model: ModelSpec, workload: Workload) -> float:
     per_token = sum(per_kind[index] for index in model.pattern)
     head = matmul_flops_per_token(model.head_weights())
     per_token += passes("head") * head
-    if workload.mtp and model.mtp:
+    if with_mtp and model.mtp:
         linear, mixer = layer_flops_per_token(model.mtp.layer, hidden, seq)
         linear += 2.0 * 2 * hidden * hidden
         each = passes("decoder") * linear + 3.0 * mixer + passes("head") * head
         per_token += model.mtp.num_layers * each
-    return per_token * workload.tokens_per_step
+    return per_token

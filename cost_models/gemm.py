@@ -6,6 +6,7 @@ Fitted by ``benchmarks/fit_efficiency.py`` on measured shapes. Arrays broadcast.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,13 @@ def log_correction(table: npt.NDArray[np.float64], m: FloatArray, n: FloatArray,
     return out
 
 
+@lru_cache(maxsize=256)
+def _tile_flops(fit: GemmFit, sms: int) -> FloatArray:
+    """FLOP that the whole chip could do while a tile of each tiling takes one step of K."""
+    out: FloatArray = 2 * AREAS * sms / (fit.eff * np.minimum(1.0, AREAS / FULL_TILE) ** fit.tile_exponent)
+    return out
+
+
 def gemm_s(
     fit: GemmFit,
     peak: Array,
@@ -137,7 +145,7 @@ def flat_gemm_s(
     else:
         np.maximum(waves, 1.0, out=waves)
     waves *= depth / SPLITS + fit.overhead_k
-    waves *= 2 * AREAS * sms / (fit.eff * np.minimum(1.0, AREAS / FULL_TILE) ** fit.tile_exponent)
+    waves *= _tile_flops(fit, sms)
     tile_s = waves.min(axis=0) / peak
     tile_s *= 1 + fit.throttle * tile_s / (tile_s + THROTTLE_S)
     traffic = count * (element_bytes * (rows + columns) * depth + output_bytes * rows * columns)

@@ -42,10 +42,12 @@ class LayerTimer:
         backward_bytes: FloatArray,
         share: float | None = None,
         graph: str = "",
+        times: int = 1,
     ) -> None:
-        """A memory-bound operator."""
-        forward = stream_s(self.on, forward_bytes, share)
-        out.add("memory_bound", module, forward, stream_s(self.on, backward_bytes, share), CALLS[kind], graph)
+        """A memory-bound operator that runs so many ``times``."""
+        forward, backward = stream_s(self.on, forward_bytes, share), stream_s(self.on, backward_bytes, share)
+        for _ in range(times):
+            out.add("memory_bound", module, forward, backward, CALLS[kind], graph)
 
     def linear(
         self, out: Pieces, module: str, linear: Linear, tokens: FloatArray, trained: bool, corrected: str = ""
@@ -79,13 +81,11 @@ class LayerTimer:
             tokens = self.at.own_tokens if linear.split == "replicated" else self.at.tokens
             self.linear(out, module, linear, tokens, trained)
 
-    def norms(self, out: Pieces, count: float, residuals: float) -> None:
+    def norms(self, out: Pieces, count: int, residuals: int) -> None:
         """Norms (read and write; backward reads two, writes one) and fused residual additions."""
         size = self.wide * self.at.model.hidden_size * self.at.own_tokens
-        for _ in range(int(count)):
-            self.stream(out, "layernorm", "norm", 2 * size, 3 * size)
-        for _ in range(int(residuals)):
-            self.stream(out, "residual", "residual", 3 * size, 2 * size)
+        self.stream(out, "layernorm", "norm", 2 * size, 3 * size, times=count)
+        self.stream(out, "residual", "residual", 3 * size, 2 * size, times=residuals)
 
     def tensor_parallel(self, out: Pieces, module: str, compute: FloatArray, gathered_width: int | None = None) -> None:
         """Collectives around one column-row pair over TP, with ``compute`` the pair's forward GEMM seconds.
@@ -122,4 +122,4 @@ class LayerTimer:
         self.stream(out, module, "activation", (read + 1) * size, (2 * read + 1) * size)
 
     def pieces(self) -> Pieces:
-        return Pieces(len(self.at.tp), self.by)
+        return Pieces(self.at.none, self.by)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,7 @@ LORA_MAPS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """One GEMM of a block on one rank: ``inputs`` x ``outputs`` for each of ``groups`` experts (1 if dense)."""
 
     name: str
@@ -54,9 +52,18 @@ class Local:
         self.dp, self.edp = np.asarray(keys.dp, dtype=float), np.asarray(keys.edp, dtype=float)
         self.sequences = np.asarray(keys.micro_batch_size, dtype=float)
         self.sequence_parallel = target.sequence_parallel
+        self._full: dict[float, FloatArray] = {}
+        self.none = self.full(0.0)
         self._shapes: dict[Weight, tuple[FloatArray, FloatArray]] = {}
         self._elements: dict[Weight, FloatArray] = {}
         self._remembered: dict[Hashable, Any] = {}
+
+    def full(self, value: float) -> FloatArray:
+        """``value`` at every key, read-only."""
+        if value not in self._full:
+            self._full[value] = np.full_like(self.tp, value)
+            self._full[value].flags.writeable = False
+        return self._full[value]
 
     def remember(self, key: Hashable, compute: Callable[[], T]) -> T:
         """What ``compute`` gives, once for each ``key``; not to be changed in place."""
@@ -120,8 +127,7 @@ class Local:
         return self._shapes[weight]
 
     def _shape(self, weight: Weight) -> tuple[FloatArray, FloatArray]:
-        inputs = np.full_like(self.tp, max(weight.inputs, 1))
-        outputs = np.full_like(self.tp, weight.outputs)
+        inputs, outputs = self.full(max(weight.inputs, 1)), self.full(weight.outputs)
         if weight.split == "column":
             outputs = self.pieces(weight)
         elif weight.split == "row":
@@ -133,11 +139,11 @@ class Local:
         if weight.expert:
             out: FloatArray = np.ceil(weight.copies / self.ep)
             return out
-        return np.full_like(self.tp, weight.copies)
+        return self.full(weight.copies)
 
     def numel(self, weights: Iterable[Weight]) -> FloatArray:
         """Elements of ``weights`` on a rank."""
-        total = np.zeros_like(self.tp)
+        total = self.none
         for weight in weights:
             if weight not in self._elements:
                 inputs, outputs = self.shape(weight)

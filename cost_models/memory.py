@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ class Held:
     replicas: int
 
 
+@cache
 def held(name: str) -> Held:
     """``fsdp``, or ``hsdp:4``: full sharding inside each of 4 replicas."""
     level, _, replicas = name.partition(":")

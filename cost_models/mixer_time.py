@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
+from meshwright.specs.attention import Attention, LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
 from meshwright.specs.batch import FloatArray
-from meshwright.specs.model import LayerKind
 
 from .collectives import collective_s
 from .context import SCAN_EXCHANGE_CALLS, context_exchange_s
 from .layer_time import LayerTimer
 from .operators import attention_s, scan_s, seen_keys
 from .pieces import CALLS, Pieces
-from .protocol import TERMS
 from .unfused import unfused_attention_s
 
 #: FLOP of a chunked scan per head and token, over key size * value size (state update, read-out, decay).
 SCAN_FLOPS = 6.0
 
 
-def add_mixer(timer: LayerTimer, out: Pieces, layer: LayerKind, trained: bool) -> None:
-    """Book the token mixer of a layer with its projections and collectives."""
-    mixer, at = layer.attention, timer.at
+def mixer_pieces(timer: LayerTimer, mixer: Attention | None, trained: bool) -> Pieces:
+    """The token mixer of a layer with its projections and collectives, to book more in; kinds of layers share it."""
     if mixer is None:
-        return
+        return timer.pieces()
+    return timer.at.remember((timer, mixer, trained), lambda: _mixer_pieces(timer, mixer, trained)).copy()
+
+
+def _mixer_pieces(timer: LayerTimer, mixer: Attention, trained: bool) -> Pieces:
+    at, out = timer.at, timer.pieces()
     weights = mixer.weights(at.model.hidden_size)
     up_names = ("q_up", "kv_up", "q") if isinstance(mixer, MLAAttention) else ()
-    before = out.forward[:, TERMS.index("gemm")].copy()
     timer.linears(out, "mla_up_proj", tuple(w for w in weights if w.name in up_names), trained)
     timer.linears(out, "attention_linear", tuple(w for w in weights if w.name not in up_names), trained)
-    compute = out.forward[:, TERMS.index("gemm")] - before
+    compute = out.forward["gemm"]
     if isinstance(mixer, SoftmaxAttention):
         _softmax(timer, out, mixer)
     elif isinstance(mixer, MLAAttention):
@@ -43,6 +44,7 @@ def add_mixer(timer: LayerTimer, out: Pieces, layer: LayerKind, trained: bool) -
         # (Megatron multi_latent_attention.py); without a query latent the hidden state is gathered for it.
         width = (mixer.q_lora_rank or at.model.hidden_size) + mixer.kv_lora_rank + mixer.qk_rope_head_dim
     timer.tensor_parallel(out, "attention_comm", compute, width)
+    return out
 
 
 def _core(

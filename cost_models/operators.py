@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,7 @@ def device(gpu: GpuType, precision: str) -> Device:
     )
 
 
-@dataclass(frozen=True)
-class _Products:
+class _Products(NamedTuple):
     """How linear maps of one kind run on a device: ``peak`` in FLOP/s and ``speedup`` over the 16-bit peak, their fit,
     the speed ``sustained`` in a long run, bytes of an operand element, rate of weight gradients over forward ones."""
 
@@ -156,17 +155,22 @@ def linear_s(
 @lru_cache(maxsize=KEPT)
 def _few_linear_s(how: _Products, columns: Columns) -> tuple[tuple[float, ...], ...]:
     """:func:`linear_s` of few shapes, which the layers and plans of one model repeat; its products go at once."""
-    tokens, outputs, inputs, groups = (np.array(column, dtype=float) for column in columns)
-    m, n, k = (
-        np.concatenate(x) for x in ((tokens, tokens, outputs), (outputs, inputs, inputs), (inputs, outputs, tokens))
+    tokens, outputs, inputs, groups = columns
+    each = len(tokens)
+    m, n, k, count, speed, output_bytes = np.array(
+        (
+            tokens + tokens + outputs,
+            outputs + inputs + inputs,
+            inputs + outputs + tokens,
+            3 * groups,
+            2 * each * (1.0,) + each * (how.weight_gradient,),
+            2 * each * (OUTPUT_BYTES,) + each * (WEIGHT_GRADIENT_BYTES,),
+        ),
+        dtype=float,
     )
-    count, each = np.tile(groups, 3), len(tokens)
-    roles = np.repeat(
-        [[1.0, OUTPUT_BYTES], [1.0, OUTPUT_BYTES], [how.weight_gradient, WEIGHT_GRADIENT_BYTES]], each, axis=0
-    )
-    rate = how.rate(2.0 * m * n * k * count) * roles[:, 0]
+    rate = how.rate(2.0 * m * n * k * count) * speed
     seconds = flat_gemm_s(
-        how.fit, how.sms, how.bandwidth, how.element_bytes, roles[:, 1], m, n, k, count, rate
+        how.fit, how.sms, how.bandwidth, how.element_bytes, output_bytes, m, n, k, count, rate
     ).tolist()
     return tuple(seconds[:each]), tuple(seconds[each : 2 * each]), tuple(seconds[2 * each :])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,7 +39,7 @@ COMPUTE = ("gemm", "attention", "memory_bound")
 HOST_NORM = 3.0
 
 
-def host_exposed_s(host_s: FloatArray, busy_s: FloatArray) -> FloatArray:
+def host_exposed_s(host_s: FloatArray | float, busy_s: FloatArray) -> FloatArray:
     """What the host's calls add to the GPU's time: nothing to a busy GPU, all but its own work to a fast one."""
     longest = np.maximum(np.maximum(host_s, busy_s), 1e-30)
     both = longest * ((host_s / longest) ** HOST_NORM + (busy_s / longest) ** HOST_NORM) ** (1 / HOST_NORM)
@@ -47,23 +47,23 @@ def host_exposed_s(host_s: FloatArray, busy_s: FloatArray) -> FloatArray:
     return out
 
 
+#: [C] seconds by what they are booked under.
+Booked = dict[str, FloatArray]
+
+
 @dataclass
 class Pieces:
     """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds; ``weight_gradient``
-    is the part of ``backward`` that weight gradients take."""
+    is the part of ``backward`` that weight gradients take. ``none`` [C] are zeros. Arrays are never changed in place.
+    """
 
-    count: int
+    none: FloatArray
     by: Multipliers = NEUTRAL
-    forward: FloatArray = field(init=False)
-    backward: FloatArray = field(init=False)
-    weight_gradient: FloatArray = field(init=False)
-    modules: dict[str, FloatArray] = field(default_factory=dict)
-    calls: dict[tuple[str, str], FloatArray] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.forward = np.zeros((self.count, len(TERMS)))
-        self.backward = np.zeros((self.count, len(TERMS)))
-        self.weight_gradient = np.zeros(self.count)
+    forward: Booked = field(default_factory=dict)
+    backward: Booked = field(default_factory=dict)
+    weight_gradient: FloatArray | float = 0.0
+    modules: Booked = field(default_factory=dict)
+    calls: dict[tuple[str, str], FloatArray | float] = field(default_factory=dict)
 
     def add(
         self,
@@ -81,37 +81,55 @@ class Pieces:
         ``graph`` is the CUDA graph scope that captures it (default: the module), ``corrected`` the correction that
         applies (default: the term's), ``weight`` the part of ``backward`` that is a weight gradient.
         """
-        factor, at = getattr(self.by, corrected or term), TERMS.index(term)
+        factor, key = getattr(self.by, corrected or term), (module, graph or module)
         forward, backward = factor * forward, factor * backward
-        self.forward[:, at] += forward
-        self.backward[:, at] += backward
+        for booked, under, seconds in (
+            (self.forward, term, forward),
+            (self.backward, term, backward),
+            (self.modules, module, forward),
+        ):
+            booked[under] = booked[under] + seconds if under in booked else seconds
         if not isinstance(weight, float):
-            self.weight_gradient += factor * weight
-        known, key = self.modules.get(module), (module, graph or module)
-        self.modules[module] = forward if known is None else known + forward
-        before = self.calls.get(key)
-        self.calls[key] = np.full(self.count, calls, dtype=float) if before is None else before + calls
+            self.weight_gradient = self.weight_gradient + factor * weight
+        self.calls[key] = self.calls.get(key, 0.0) + calls
+
+    def compute(self) -> tuple[FloatArray, FloatArray]:
+        """[C] seconds forward and backward under which communication can hide."""
+        forward, backward = (
+            sum((by.get(t, self.none) for t in COMPUTE), self.none) for by in (self.forward, self.backward)
+        )
+        return forward, backward
 
     def hide(
         self, term: str, module: str, forward: FloatArray, backward: FloatArray, share: FloatArray | float, most: float
     ) -> None:
         """Hide what ``term`` has booked under windows of ``forward`` and ``backward`` seconds of compute, at most the
         share ``most`` of it; ``share`` of the compute is lost while both run."""
-        at = TERMS.index(term)
         for seconds, window in ((self.forward, forward), (self.backward, backward)):
-            saved = (1 - share) * hidden_s(seconds[:, at], window, most)
-            seconds[:, at] -= saved
+            saved = (1 - share) * hidden_s(seconds[term], window, most)
+            seconds[term] = seconds[term] - saved
             if seconds is self.forward:
                 self.modules[module] = self.modules[module] - saved
 
+    def copy(self) -> Pieces:
+        """Pieces to book more in."""
+        return replace(
+            self,
+            forward=dict(self.forward),
+            backward=dict(self.backward),
+            modules=dict(self.modules),
+            calls=dict(self.calls),
+        )
+
     def take(self, rows: IntArray) -> Pieces:
         """The pieces of ``rows``, repeats allowed."""
-        out = Pieces(len(rows), self.by)
-        out.forward, out.backward = self.forward[rows], self.backward[rows]
-        out.weight_gradient = self.weight_gradient[rows]
-        out.modules = {module: seconds[rows] for module, seconds in self.modules.items()}
-        out.calls = {key: calls[rows] for key, calls in self.calls.items()}
-        return out
+
+        def of(booked: Booked) -> Booked:
+            return {name: seconds[rows] for name, seconds in booked.items()}
+
+        calls = {key: number if isinstance(number, float) else number[rows] for key, number in self.calls.items()}
+        weight = (self.none + self.weight_gradient)[rows]
+        return Pieces(self.none[rows], self.by, of(self.forward), of(self.backward), weight, of(self.modules), calls)
 
     def finish(
         self, again: frozenset[str], host_call_s: float, graphs: frozenset[str] = frozenset()
@@ -121,13 +139,15 @@ class Pieces:
         What the host needs beyond the GPU's time is exposed: the slower of the two sets the pace. Calls inside the
         CUDA graph scopes ``graphs`` (``*`` for all) cost the host nothing.
         """
-        forward, backward = self.forward.copy(), self.backward.copy()
+        forward, backward = (np.zeros((len(self.none), len(TERMS))) for _ in range(2))
+        for seconds, booked in ((forward, self.forward), (backward, self.backward)):
+            for term, each in booked.items():
+                seconds[:, TERMS.index(term)] = each
         repeated = [m for m in self.modules if "*" in again or m in again]
-        backward[:, TERMS.index("recompute")] = sum((self.modules[m] for m in repeated), np.zeros(self.count))
-        none = np.zeros(self.count)
+        backward[:, TERMS.index("recompute")] = sum((self.modules[m] for m in repeated), self.none)
         launched = {key: n for key, n in self.calls.items() if "*" not in graphs and key[1] not in graphs}
-        calls = sum(launched.values(), none)
-        calls_back = BACKWARD_CALLS * calls + sum((n for key, n in launched.items() if key[0] in repeated), none)
+        calls = sum(launched.values())
+        calls_back = BACKWARD_CALLS * calls + sum(n for key, n in launched.items() if key[0] in repeated)
         for seconds, number in ((forward, calls), (backward, calls_back)):
             busy = seconds.sum(axis=1)
             seconds[:, TERMS.index("host")] = host_exposed_s(number * host_call_s, busy)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.specs.batch import FloatArray
+from collections.abc import Sequence
+
 from meshwright.specs.workload import Workload
 
 from . import memory
@@ -10,7 +11,7 @@ from .protocol import STATIC
 
 
 def parts(
-    static: FloatArray, activations: float, transient: float, logits: float, gradient_buffer: bool
+    static: Sequence[float], activations: float, transient: float, logits: float, gradient_buffer: bool
 ) -> dict[str, int]:
     """Allocated bytes at the peak by kind, in whole bytes.
 
@@ -18,7 +19,7 @@ def parts(
     Without a ``gradient_buffer`` gradients come up while activations go: they count with what they need beyond the
     room that those leave.
     """
-    out = dict(zip(STATIC, (float(size) for size in static), strict=True))
+    out = dict(zip(STATIC, static, strict=True))
     if not gradient_buffer:
         out["gradients"] = max(out["gradients"] - (activations + transient - memory.WORKSPACE_BYTES), 0.0)
     out |= {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,25 +178,23 @@ def _sums(
     pools: IntArray,
     shares: FloatArray,
 ) -> StageSums:
-    stage, row, kind, place = placed.stage, placed.row, placed.kind, (placed.stage, placed.chunk)
+    stage, row, kind = placed.stage, placed.row, placed.kind
     pool, share = pools[stage], shares[stage]
     vpp = plan.vpp * schedules.get(plan.schedule).copies
 
     def by_stage(values: FloatArray) -> FloatArray:
-        return np.bincount(stage, weights=values, minlength=plan.pp).astype(float)
+        return _summed(values, stage, plan.pp)
 
     def by_chunk(values: FloatArray) -> FloatArray:
-        flat = np.bincount(stage * vpp + placed.chunk, weights=values, minlength=plan.pp * vpp)
-        return flat.astype(float).reshape(plan.pp, vpp)
+        out = _summed(values, stage * vpp + placed.chunk, plan.pp * vpp)
+        return out.reshape(plan.pp, vpp, *values.shape[1:])
 
-    forward, backward = (np.zeros((plan.pp, vpp, len(TERMS))) for _ in range(2))
-    for total, terms in ((forward, cells.forward_terms_s), (backward, cells.backward_terms_s)):
-        np.add.at(total, place, share[:, None] * terms[row, pool, kind])
+    forward = by_chunk(share[:, None] * cells.forward_terms_s[row, pool, kind])
+    backward = by_chunk(share[:, None] * cells.backward_terms_s[row, pool, kind])
     if schedules.get(plan.schedule).gathers_once:
         for total in (forward, backward):
             total[..., TERMS.index("dp_comm")] /= plan.num_microbatches
-    static = np.zeros((plan.pp, len(STATIC)))
-    np.add.at(static, stage, cells.static_bytes_by[row, kind])
+    static = by_stage(cells.static_bytes_by[row, kind])
     host_optimizer = plan.options.optimizer_offload_fraction * static[:, STATIC.index("optimizer")]
     static[:, STATIC.index("optimizer")] -= host_optimizer
     kept, transient = cells.activation_bytes[row, kind], placed.transient
@@ -205,11 +203,12 @@ def _sums(
         buffers = np.zeros(plan.pp)
         np.maximum.at(buffers, stage, OFFLOAD_BUFFERS * host)
         transient = transient + buffers
-    own_rows = np.array([pair[0] for pair in rows])
+    own_rows = [pair[0] for pair in rows]
     members = pool_members(costs, plan)
+    limits, fixed = cells.limit_bytes.tolist(), cells.fixed_bytes.tolist()
     return StageSums(
         cells=cells,
-        rows=own_rows,
+        rows=np.array(own_rows),
         forward_terms_s=forward,
         backward_terms_s=backward,
         static=static,
@@ -220,8 +219,8 @@ def _sums(
         expert=by_stage(cells.expert_params[row, kind]),
         pools=pools,
         first_ranks=np.array(_pool_starts(plan), dtype=np.int64),
-        limit_bytes=np.array([cells.limit_bytes[on].min() for on in members]),
-        fixed_bytes=np.array([cells.fixed_bytes[own, on].max() for own, on in zip(own_rows, members, strict=True)]),
+        limit_bytes=np.array([min(limits[g] for g in on) for on in members]),
+        fixed_bytes=np.array([max(fixed[own][g] for g in on) for own, on in zip(own_rows, members, strict=True)]),
         weight_s=by_chunk(share * cells.weight_gradient_s[row, pool, kind]),
         stash=by_chunk(cells.weight_stash_bytes[row, kind]),
         host=by_chunk(host if cells.host_bytes is None else host + cells.host_bytes[row, kind]),
@@ -229,13 +228,18 @@ def _sums(
     )
 
 
+def _summed(values: FloatArray, at: IntArray, count: int) -> FloatArray:
+    """[count, ...] sums of the ``values`` [N, ...] whose ``at`` [N] is the same."""
+    width = values[0].size
+    places = (at[:, None] * width + np.arange(width)).reshape(-1)
+    out = np.bincount(places, weights=values.reshape(-1), minlength=count * width)
+    return out.astype(float).reshape(count, *values.shape[1:])
+
+
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
     """The target's recompute modes and shardings, extended by those that the plan uses."""
-    modes = list(target.recompute)
-    modes += [mode for stage in plan.stages for mode in (stage.recompute, RecomputeMode()) if mode not in modes]
-    shardings = list(target.sharding)
-    shardings += [name for stage in plan.stages if (name := _sharding(stage)) not in shardings]
-    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys(shardings))
+    modes = (*target.recompute, *(stage.recompute for stage in plan.stages), RecomputeMode())
+    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys((*target.sharding, *map(_sharding, plan.stages))))
 
 
 def _sharding(stage: Stage) -> str:
@@ -270,7 +274,9 @@ def _cells(
     return costs.cells(CellKeys(*np.array(list(columns), dtype=np.int64).T)), rows
 
 
-def _check_blocks(instances: Mapping[tuple[str, int], int], blocks: list[list[list[tuple[str, int]]]]) -> None:
+def _check_blocks(
+    instances: Mapping[tuple[str, int], int], blocks: Sequence[Sequence[Sequence[tuple[str, int]]]]
+) -> None:
     """SpecError unless ``blocks`` of every chunk of every stage are ``instances``, each once."""
     seen: set[tuple[str, int]] = set()
     faults = []

@@ -59,9 +59,11 @@ def tail_of(
     dense_size, expert_size = ranks // tp, ranks // (etp * ep)
     shape = trained.shape
     reduce_s, gather_s, first_s, last_s, optimizer_s = (np.zeros(shape) for _ in range(5))
-    levels_of = np.array([shardings[i] for i in range(len(shardings))])[sharding]
-    whole = levels_of == "none"
-    inside = np.isin(levels_of, ("zero2", "zero3", "fsdp"))
+    whole, inside, fully = (
+        np.array([name in names for name in shardings])[sharding]
+        for names in (("none",), ("zero2", "zero3", "fsdp"), ("zero3", "fsdp"))
+    )
+    all_whole, some_whole = bool(whole.all()), bool(whole.any())
     shards = np.where(whole, 1, dense_size), np.where(whole, 1, expert_size)
     owned = dense / shards[0] + expert / shards[1]
     bucket = np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * dense_size)
@@ -92,16 +94,16 @@ def tail_of(
             return factor * pieces * one
 
         def reduced(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
-            if whole.all():
+            if all_whole:
                 return time("all_reduce", params, gradient, group, stride)
             scatter = time("reduce_scatter", params, gradient, group, stride)
-            if not whole.any():
+            if not some_whole:
                 return scatter
             return np.where(whole, time("all_reduce", params, gradient, group, stride), scatter)
 
         reduce_s = np.where(here, reduced(dense, dense_size, tp) + reduced(expert, expert_size, etp * ep), reduce_s)
         last_s = np.where(here, reduced(last_bucket, dense_size, tp), last_s)
-        if not whole.all():
+        if not all_whole:
             gathered = time("all_gather", dense, parameter, dense_size, tp)
             gathered = gathered + time("all_gather", expert, parameter, expert_size, etp * ep)
             gather_s = np.where(here & ~whole, gathered, gather_s)
@@ -116,7 +118,6 @@ def tail_of(
         reduce_s = last_s + exposed_s(np.maximum(reduce_s - last_s, 0.0), backward, share)
     if target.overlap_param_gather:
         gather_s = first_s + exposed_s(np.maximum(gather_s - first_s, 0.0), backward / 2, share)
-    fully = np.isin(levels_of, ("zero3", "fsdp"))
     return Tail(
         grad_reduce_s=np.where(inside, 0.0, reduce_s),
         optimizer_s=np.where(trained > 0, optimizer_s, 0.0),

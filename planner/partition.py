@@ -60,13 +60,21 @@ class Split:
     bound_s: FloatArray
 
 
+def _prefixes(values: FloatArray, width: int) -> tuple[FloatArray, FloatArray]:
+    """[..., I] -> [..., I+1, 1] sums of the values before a, and a view [..., I+1, W] of those before a+w for w = 1..W,
+    the sum of all past the end."""
+    lead, size = values.shape[:-1], values.shape[-1]
+    padded = np.zeros((*lead, size + 1 + width))
+    np.cumsum(values, axis=-1, out=padded[..., 1 : size + 1])
+    padded[..., size + 1 :] = padded[..., size, None]
+    return padded[..., : size + 1, None], np.lib.stride_tricks.sliding_window_view(padded[..., 1:], width, axis=-1)
+
+
 def _range_sum(values: FloatArray, width: int) -> FloatArray:
     """[..., I] -> [..., I+1, W]: sum of values a..a+w-1 for w = 1..width, inf past the end."""
-    size = values.shape[-1]
-    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-    end = np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :]
-    out: FloatArray = prefix[..., np.minimum(end, size)] - prefix[..., :, None]
-    return np.where(end <= size, out, _INF)
+    before, until = _prefixes(values, width)
+    end = np.arange(values.shape[-1] + 1)[:, None] + np.arange(1, width + 1)[None, :]
+    return np.where(end <= values.shape[-1], until - before, _INF)
 
 
 def leading_stop(counted: FloatArray, leading: IntArray) -> IntArray:
@@ -77,15 +85,6 @@ def leading_stop(counted: FloatArray, leading: IntArray) -> IntArray:
     stop: IntArray = np.searchsorted(seen, wanted, side="left")
     start = np.arange(size + 1)[None, :]
     return np.where(leading[:, None] > 0, np.minimum(stop, size), start)
-
-
-def _leading_sum(values: FloatArray, stop: IntArray, end: IntArray) -> FloatArray:
-    """[N, I], stop [N, I+1], end [I+1, W] -> [N, I+1, W]: sum of values from a to the earlier of stop and end."""
-    prefix = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=-1)], axis=-1)
-    until = np.minimum(stop[:, :, None], end[None])
-    rows = np.arange(len(values))[:, None, None]
-    out: FloatArray = prefix[rows, until] - prefix[:, :, None]
-    return out
 
 
 def _leading_max(values: FloatArray, stop: IntArray, width: int) -> FloatArray:
@@ -128,20 +127,32 @@ def _solve(tables: StageTables, width: int | None) -> _Values:
     width = size if width is None else min(width, size)
     count = tables.micro_batches[:, None, None].astype(float)
     end = np.minimum(np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :], size)
-    enough = _range_sum(tables.counted[None, :], width)[0] >= 1
+    inside = np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :] <= size
+    enough = inside & (_range_sum(tables.counted[None, :], width)[0] >= 1)
     transient = _range_max(tables.transient_bytes, width)
     stop = leading_stop(tables.counted, tables.leading)
     recomputes = bool((tables.leading > 0).any())
     if recomputes:
         transient = np.maximum(transient, _leading_max(tables.extra_transient_bytes, stop, width))
+    busy, bytes_, extra_busy, extra_bytes = (
+        _prefixes(each, width) for each in (tables.busy_s, tables.bytes_, tables.extra_busy_s, tables.extra_bytes)
+    )
+    leads = end[None] < stop[:, :, None]
+
+    def of_leading(stage: int, sums: tuple[FloatArray, FloatArray]) -> FloatArray:
+        """[N, I+1, W] sum of the recomputed blocks, those from a to the earlier of stop and end."""
+        before, until = (part[:, stage] for part in sums)
+        out: FloatArray = np.where(leads, until, np.take_along_axis(before, stop[:, :, None], axis=1)) - before
+        return out
+
     ahead: list[FloatArray] = []
     spans: list[FloatArray] = []
     for stage in range(stages - 1, -1, -1):
-        span = _range_sum(tables.busy_s[:, stage], width) + tables.send_s[:, stage, None, None]
-        need = _range_sum(tables.bytes_[:, stage], width) + transient
+        span = busy[1][:, stage] - busy[0][:, stage] + tables.send_s[:, stage, None, None]
+        need = bytes_[1][:, stage] - bytes_[0][:, stage] + transient
         if recomputes:
-            span = span + _leading_sum(tables.extra_busy_s[:, stage], stop, end)
-            need = need + _leading_sum(tables.extra_bytes[:, stage], stop, end)
+            span = span + of_leading(stage, extra_busy)
+            need = need + of_leading(stage, extra_bytes)
         span = np.where(enough & (need <= tables.capacity_bytes[:, stage, None, None]), span, _INF)
         if stage == stages - 1:
             value = np.where(end[None] == size, count * span, _INF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
@@ -207,6 +208,7 @@ class Plan(Document):
         return sum(stage.degrees.tp * stage.degrees.cp * stage.degrees.dp for stage in self.stages)
 
 
+@lru_cache(maxsize=4096)
 def parse_range(text: str) -> range:
     """``"0-63"`` or ``"7"`` as a range; ValueError for anything else."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
@@ -221,7 +223,8 @@ def format_range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def expand_blocks(blocks: tuple[str, ...]) -> list[tuple[str, int]]:
+@lru_cache(maxsize=4096)
+def expand_blocks(blocks: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """Blocks of a chunk as (kind, index) pairs in order: ``("decoder", 3)``; ValueError if malformed."""
     out: list[tuple[str, int]] = []
     for text in blocks:
@@ -233,7 +236,7 @@ def expand_blocks(blocks: tuple[str, ...]) -> list[tuple[str, int]]:
         else:
             first = int(match[3])
             out += [(match[2], index) for index in range(first, int(match[4] or first) + 1)]
-    return out
+    return tuple(out)
 
 
 def collapse_blocks(blocks: list[tuple[str, int]]) -> tuple[str, ...]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Split = Literal["column", "row", "replicated"]
 
 
-@dataclass(frozen=True)
-class Weight:
+class Weight(NamedTuple):
     """One parameter tensor (or ``copies`` equal ones).
 
     ``inputs`` x ``outputs`` elements; a vector has ``inputs == 0``. A matrix with ``matmul`` is applied to every
@@ -19,7 +17,8 @@ class Weight:
     ``split`` says how tensor parallelism divides it: ``column`` over outputs, ``row`` over inputs. ``units`` is the
     number of indivisible pieces along the split axis (heads, KV heads); where TP exceeds it, the pieces are
     replicated and every rank holds one. ``expert`` weights follow the expert grid (EP over ``copies``, ETP inside).
-    Weights of one ``fuse`` group run as a single GEMM.
+    Weights of one ``fuse`` group run as a single GEMM. A named tuple, because weights are keys wherever their sizes on
+    a rank are remembered.
     """
 
     name: str
@@ -31,10 +30,6 @@ class Weight:
     expert: bool = False
     matmul: bool = True
     fuse: str = ""
-
-    def __hash__(self) -> int:
-        # Of the numbers alone, which is fast: weights are keys wherever their sizes on a rank are remembered.
-        return hash((self.inputs, self.outputs, self.units, self.copies))
 
     @property
     def numel(self) -> int:

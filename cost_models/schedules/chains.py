@@ -52,8 +52,8 @@ def chain_bound_s(
 
 def _longest(of: Graph, seconds: FloatArray, blocking: bool) -> FloatArray:
     """[3 P V + P] counts along the longest path at ``seconds`` [4, P, V] without sends."""
-    span = seconds.reshape(-1)[of.spans].tolist()
-    end = ends_of(of, span, [0.0] * len(of))
+    takes = seconds.reshape(-1).tolist()
+    end = ends_of(of, takes, [0.0] * len(takes))
     size = of.pp * of.vpp
     counts = np.zeros(3 * size)
     sends = np.zeros(of.pp + 1)
@@ -64,12 +64,12 @@ def _longest(of: Graph, seconds: FloatArray, blocking: bool) -> FloatArray:
         for part in {BACKWARD: (1, 2), INPUT_GRADIENT: (1,), WEIGHT_GRADIENT: (2,)}.get(kind, (0,)):
             counts[part * size + place] += 1
         if blocking:
-            sends[of.outward[at]] += 1
+            sends[of.outward[of.span[at]]] += 1
         # Where both came at the same time the stage's own order counts: it stays where work is.
         if end[of.needs[at]] > end[of.before[at]]:
             number = of.needs[at]
             if not blocking:
-                sends[of.inward[at]] += 1
+                sends[of.inward[of.span[at]]] += 1
         else:
             number = of.before[at]
     return np.concatenate([counts, sends[: of.pp]])

@@ -29,8 +29,8 @@ class Graph:
     """Operations 1..N in an order in which each follows what it waits for; 0 is "nothing", done at time 0.
 
     Lists hold one entry an operation: ``stage``; ``span``, its index into the [4, P, V] seconds by kind; ``before``,
-    the operation before it on its stage; ``needs``, the one whose result it waits for; ``inward`` and ``outward``, the
-    boundaries its input and its result cross (P: none). ``first`` and ``last`` operation of every stage.
+    the operation before it on its stage; ``needs``, the one whose result it waits for. ``inward`` and ``outward`` by
+    span: the boundaries that input and result cross (P: none). ``first`` and ``last`` operation of every stage.
     """
 
     pp: int
@@ -40,8 +40,8 @@ class Graph:
     micro_batch: list[int]
     before: list[int]
     needs: list[int]
-    inward: list[int]
-    outward: list[int]
+    inward: IntArray
+    outward: IntArray
     first: list[int]
     last: list[int]
 
@@ -53,14 +53,6 @@ class Graph:
         return np.array(self.span, dtype=np.int64)
 
     @cached_property
-    def inwards(self) -> IntArray:
-        return np.array(self.inward, dtype=np.int64)
-
-    @cached_property
-    def outwards(self) -> IntArray:
-        return np.array(self.outward, dtype=np.int64)
-
-    @cached_property
     def span_counts(self) -> FloatArray:
         """[4, P, V] how often each operation runs."""
         counts = np.bincount(self.spans, minlength=4 * self.pp * self.vpp)
@@ -70,7 +62,7 @@ class Graph:
     def send_counts(self) -> FloatArray:
         """[P, P + 1] how often each stage sends over each boundary."""
         counts = np.zeros((self.pp, self.pp + 1))
-        np.add.at(counts, (np.array(self.stage), self.outwards), 1.0)
+        np.add.at(counts, (np.array(self.stage), self.outward[self.spans]), 1.0)
         counts[:, self.pp] = 0.0
         return counts
 
@@ -99,8 +91,8 @@ class Graph:
             self.spans[order],
             place[np.array(self.before)][order],
             place[np.array(self.needs)][order],
-            self.inwards[order],
-            self.outwards[order],
+            self.inward[self.spans[order]],
+            self.outward[self.spans[order]],
             place[np.array(self.last)],
         )
 
@@ -117,7 +109,7 @@ def compile_orders(orders: Sequence[npt.ArrayLike], placement: Placement) -> Gra
     place, nowhere = stage * vpp + chunk, pp * vpp
     # The place before and after each on its route and the boundaries between.
     previous, following = np.full(nowhere, nowhere), np.full(nowhere, nowhere)
-    hop_in, hop_out = np.full(nowhere, pp), np.full(nowhere, pp)
+    hop_in, hop_out, nothing = (np.full(nowhere, pp) for _ in range(3))
     for route, hops in zip(placement.routes, placement.hops, strict=True):
         where = [stage_of * vpp + chunk_of for stage_of, chunk_of in route]
         crossed = [pp if hop == SAME else hop for hop in hops]
@@ -133,8 +125,6 @@ def compile_orders(orders: Sequence[npt.ArrayLike], placement: Placement) -> Gra
     made[1, place[back], micro_batch[back]] = number[back]
     needs = np.where(ahead, made[0, previous[place], micro_batch], 0)
     needs = np.where(back, made[1, following[place], micro_batch], needs)
-    inward = np.where(ahead, hop_in[place], np.where(back, hop_out[place], pp))
-    outward = np.where(ahead, hop_out[place], np.where(back, hop_in[place], pp))
     before = number - 1
     firsts = np.concatenate([[0], stops[:-1]])
     before[firsts[firsts < count]] = 0
@@ -150,8 +140,8 @@ def compile_orders(orders: Sequence[npt.ArrayLike], placement: Placement) -> Gra
         micro_batch=micro_batch[at].tolist(),
         before=rank[before[at]].tolist(),
         needs=rank[needs[at]].tolist(),
-        inward=inward[at].tolist(),
-        outward=outward[at].tolist(),
+        inward=np.concatenate([hop_in, hop_out, hop_out, nothing]),
+        outward=np.concatenate([hop_out, hop_in, hop_in, nothing]),
         first=rank[firsts + 1].tolist(),
         last=rank[stops].tolist(),
     )
@@ -195,35 +185,35 @@ def seconds_by_kind(forward_s: FloatArray, backward_s: FloatArray, weight_s: Flo
 def run(of: Graph, seconds: FloatArray, send_s: FloatArray, *, blocking: bool, keep_events: bool = False) -> Timeline:
     """One timeline, from [4, P, V] seconds by kind and [P] sends."""
     crossing = np.append(send_s, 0.0)
-    span = seconds.reshape(-1)[of.spans]
-    held = crossing[of.outwards] if blocking else np.zeros_like(span)
-    lag = [0.0] * len(of) if blocking else crossing[of.inwards].tolist()
-    end = ends_of(of, (span + held).tolist() if blocking else span.tolist(), lag)
-    start = [max(end[of.needs[i - 1]] + lag[i - 1], 0.0) for i in of.first]
+    at_once = np.zeros(len(of.inward))
+    held = crossing[of.outward] if blocking else at_once
+    takes, lag = (seconds.reshape(-1) + held).tolist(), (at_once if blocking else crossing[of.inward]).tolist()
+    end = ends_of(of, takes, lag)
+    start = [max(end[of.needs[i - 1]] + lag[of.span[i - 1]], 0.0) for i in of.first]
     finish, begin = np.array([end[i] for i in of.last]), np.array(start)
     busy = (of.span_counts * seconds).sum(axis=(0, 2))
     sends = of.send_counts @ crossing if blocking else np.zeros(of.pp)
-    events = _events(of, end, span + held, held) if keep_events else ()
+    events = _events(of, end, takes, held.tolist()) if keep_events else ()
     return Timeline(begin, finish, busy, sends, finish - busy - sends, float(finish.max()), events)
 
 
-def ends_of(of: Graph, span: list[float], lag: list[float]) -> list[float]:
-    """[N + 1] end of every operation that takes ``span`` once its input, ``lag`` later than it was sent, is there."""
+def ends_of(of: Graph, takes: list[float], lag: list[float]) -> list[float]:
+    """[N + 1] end of every operation, which takes ``takes`` of its span once its input is there, ``lag`` of its span
+    later than it was sent."""
     end = [0.0]
-    append = end.append
-    for before, needed, takes, later in zip(of.before, of.needs, span, lag, strict=True):
-        free, arrived = end[before], end[needed] + later
-        append((arrived if arrived > free else free) + takes)
+    for before, needed, span in zip(of.before, of.needs, of.span, strict=True):
+        free, arrived = end[before], end[needed] + lag[span]
+        end.append((arrived if arrived > free else free) + takes[span])
     return end
 
 
-def _events(of: Graph, end: list[float], span: FloatArray, held: FloatArray) -> tuple[Event, ...]:
+def _events(of: Graph, end: list[float], takes: list[float], held: list[float]) -> tuple[Event, ...]:
     out = []
     size = of.pp * of.vpp
     for i, (stage, code, micro_batch) in enumerate(zip(of.stage, of.span, of.micro_batch, strict=True)):
         kind, done = code // size, end[i + 1]
-        start = done - float(span[i])
-        out.append(Event(stage, code % of.vpp, micro_batch, kind != FORWARD, start, done, float(held[i]), kind))
+        start = done - takes[code]
+        out.append(Event(stage, code % of.vpp, micro_batch, kind != FORWARD, start, done, held[code], kind))
     return tuple(out)
 
 

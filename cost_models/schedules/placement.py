@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 #: A rank of the pipeline and a chunk it holds.
 Place = tuple[int, int]
@@ -26,12 +27,14 @@ class Placement:
         return {place: q for route in self.routes for q, place in enumerate(route)}
 
 
+@lru_cache(maxsize=64)
 def looped(pp: int, vpp: int) -> Placement:
     """Chunk v of stage p at v P + p: each chunk runs down all stages, the next begins at the first again."""
     route = tuple((q % pp, q // pp) for q in range(pp * vpp))
     return Placement((route,), (tuple(q % pp for q in range(pp * vpp - 1)),))
 
 
+@lru_cache(maxsize=64)
 def vee(pp: int) -> Placement:
     """Chunk 0 down stages 0 to P - 1, chunk 1 back up: the first and the last places share stage 0."""
     down, up = [(stage, 0) for stage in range(pp)], [(stage, 1) for stage in reversed(range(pp))]
@@ -39,6 +42,7 @@ def vee(pp: int) -> Placement:
     return Placement((tuple(down + up),), (hops,))
 
 
+@lru_cache(maxsize=64)
 def mirrored(pp: int) -> Placement:
     """Two copies of the model: chunk 0 runs down the stages, chunk 1 up from the last stage to the first."""
     down, up = [(stage, 0) for stage in range(pp)], [(stage, 1) for stage in reversed(range(pp))]
