@@ -168,7 +168,8 @@ def test_fsdp_hides_its_gathers_only_under_enough_compute() -> None:
     one, many, zero1 = (term(cells, "dp_comm", row, 1, backward=True) for row in range(3))
     both = float(collective_s("all_gather", pool(4).levels, 2 * params, 32, 1))
     both += float(collective_s("reduce_scatter", pool(4).levels, 4 * params, 32, 1))
-    assert many == pytest.approx(0.02 * both)  # kernels of InfiniBand take 2% of the compute
+    # Kernels of InfiniBand take 2% of the compute, less the moments in which the device waits for the host.
+    assert many == pytest.approx(0.02 * both, rel=1e-4)
     assert one > 2 * many
     assert zero1 == 0.0
     assert cells.static_bytes[0, 1] < cells.static_bytes[2, 1] / 3

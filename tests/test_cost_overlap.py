@@ -9,7 +9,7 @@ from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import collective_s
 from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.multipliers import NEUTRAL
-from meshwright.cost_models.overlap import Overlap, overlap_of
+from meshwright.cost_models.overlap import Overlap, overlap_of, sharded_exposed_s
 from meshwright.cost_models.protocol import TERMS
 from meshwright.cost_models.schedules import Interleaved, get
 from meshwright.specs.model import ModelSpec
@@ -136,3 +136,37 @@ def test_options_reach_the_estimate() -> None:
     assert step(ep_comm_overlap=True, delay_wgrad=True) < step(ep_comm_overlap=True) < plain
     assert step(moe_shared_expert_overlap=True) < plain
     assert step(fp8_dispatch=True) < plain
+
+
+@pytest.mark.parametrize(
+    ("busy", "device", "host", "exposed"),
+    [
+        (4.0, 10.0, 0.0, 0.4),  # as without a host: a tenth of the compute beside it is lost
+        (4.0, 10.0, 5.0, 0.0),  # the device waits five anyway, which the lost 0.4 fills
+        (4.0, 10.0, 0.1, 0.3),
+        (12.0, 2.0, 20.0, 0.0),  # launch-bound: of 22 - 0.16 free ones 0.8 hide all twelve
+        (24.0, 2.0, 20.0, 24.0 - 0.8 * (2.0 + 20.0 - 0.1 * 0.8 * 2.0)),
+        (12.0, 10.0, 0.0, 0.1 * 8.0 + 4.0),
+    ],
+)
+def test_sharded_parameters_also_hide_where_the_host_sets_the_pace(
+    busy: float, device: float, host: float, exposed: float
+) -> None:
+    found = sharded_exposed_s(np.array(busy), np.array(device), np.array(host), 0.8, 0.1)
+    assert float(found) == pytest.approx(exposed)
+
+
+def test_a_slower_host_never_makes_a_sharded_layer_faster() -> None:
+    host = np.linspace(0.0, 30.0, 301)
+    for busy in (1.0, 8.0, 40.0):
+        spent = host + sharded_exposed_s(np.full(301, busy), np.full(301, 10.0), host, 0.95, 0.15)
+        assert (np.diff(spent) > -1e-12).all()
+
+
+def test_gathers_of_a_launch_bound_layer_cost_nothing_there() -> None:
+    """A narrow layer on two GPUs of a node: its gather takes less than its host calls, so that nothing of it shows."""
+    narrow = dense(2, 512, 8, 8, 1024, 32000)
+    found = terms(Overlap(), narrow, (1, 1, 1, 1, 2, 1, 0, 2))
+    gather = float(collective_s("all_gather", pool(1).levels, 2.0 * 2.6e6, 2, 1))
+    assert (of(found, "host") > gather).all()
+    assert of(found, "dp_comm") == pytest.approx(0.0)
