@@ -48,6 +48,7 @@ class CostModel:
     ``overlap`` says which communication hides and how; by default what search writes into its plans.
     ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
+    ``host_optimizer`` is the share of the parameters that the host updates.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class CostModel:
         overlap: Overlap | None = None,
         graphs: frozenset[str] = frozenset(),
         multipliers: tuple[Multipliers, ...] | None = None,
+        host_optimizer: float = 0.0,
     ):
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
@@ -69,7 +71,7 @@ class CostModel:
         #: What communication prices: the level of each sharding, over the whole group.
         self.levels_of_sharding = tuple(memory.held(name).level for name in self.shardings)
         self.overlap = default_overlap(model) if overlap is None else overlap
-        self.graphs = graphs
+        self.graphs, self.host_optimizer = graphs, host_optimizer
         kinds = block_kinds(model, workload)
         self.kinds: list[BlockKind] = [kind for kind, _ in kinds]
         self.blocks: BlockTable = table_of(kinds)
@@ -167,6 +169,7 @@ class CostModel:
             shardings=self.levels_of_sharding,
             multipliers=self.multipliers,
             bucket_params=self.overlap.bucket_params,
+            host_optimizer=self.host_optimizer,
         )
 
     def boundary_s(
