@@ -212,7 +212,7 @@ class CostModel:
         senders: IntArray,
     ) -> FloatArray:
         """Seconds in which each of ``senders`` ranks sends ``volume`` bytes from pool position ``first`` on by
-        ``distance``, or to another pool."""
+        ``distance``, or to another pool, whose slower end corrects them."""
         out = np.zeros(volume.shape)
         for g, pool in enumerate(self.pools):
             inside = (source == g) & (sink == g)
@@ -227,7 +227,8 @@ class CostModel:
             sharers = np.minimum(per_node[source], per_node[sink])
             bandwidth = np.minimum(own, sending_bandwidth(between, sharers, senders))
             seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
-            out = np.where(source != sink, seconds, out)
+            factor = np.array([by.pp_comm for by in self.multipliers])
+            out = np.where(source != sink, np.maximum(factor[source], factor[sink]) * seconds, out)
         return out
 
 
