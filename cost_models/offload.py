@@ -39,14 +39,12 @@ def activation_offload_s(gpu: GpuType, m: float, moved_bytes: float, passes_s: t
 def host_update_s(gpu: GpuType, workload: Workload, params: float, overlapped: bool) -> float:
     """Seconds in which the host updates ``params`` parameters of one rank.
 
-    Gradients come down as they were added up; the host reads them and reads and writes the optimizer's state at its
-    memory's bandwidth; updated parameters go up. One after the other, or ``overlapped`` by parameter, so that the
-    slowest of the three counts (Megatron's ``--overlap-cpu-optimizer-d2h-h2d``).
+    Gradients come down as they were added up; the host reads them and reads and writes the optimizer's state, and its
+    copy of parameters that are their own main copy, at its memory's bandwidth; updated parameters go up. One after the
+    other, or ``overlapped`` by parameter, so that the slowest of the three counts (Megatron's
+    ``--overlap-cpu-optimizer-d2h-h2d``).
     """
-    rate, gradient = host_link_bandwidth(gpu), workload.gradient_bytes
-    parts = (
-        params * gradient / rate,
-        params * (gradient + 2 * optimizer_bytes_per_param(workload)) / HOST_MEMORY_BANDWIDTH,
-        params * BYTES[workload.params_dtype] / rate,
-    )
+    rate, gradient, stored = host_link_bandwidth(gpu), workload.gradient_bytes, BYTES[workload.params_dtype]
+    state = optimizer_bytes_per_param(workload) + (0 if workload.main_params_bytes else stored)
+    parts = (params * gradient / rate, params * (gradient + 2 * state) / HOST_MEMORY_BANDWIDTH, params * stored / rate)
     return max(parts) if overlapped else sum(parts)

@@ -12,7 +12,7 @@ from meshwright.specs.target import Target
 from meshwright.specs.workload import BYTES, Workload
 
 from .collectives import collective_s, contention, exposed_s
-from .memory import optimizer_bytes_per_param
+from .memory import update_bytes_per_param
 from .multipliers import Multipliers
 from .operators import Device
 from .protocol import Tail
@@ -75,10 +75,9 @@ def tail_of(
     last_bucket = np.minimum(dense, bucket)
     share = np.zeros(shape)
     gradient, parameter = BYTES[workload.gradient_dtype], BYTES[workload.params_dtype]
-    # Read gradient, read and write main copy and moments, write parameter; zero the buffer, read it for the norm, clip.
-    update = gradient + 2 * optimizer_bytes_per_param(workload) + parameter
-    touched = owned * ((1 - host_optimizer) * update + 3 * gradient)
-    touched = touched + trained * gradient
+    # The update; beside it the buffer of gradients is zeroed, read for the norm, clipped.
+    update, buffer = update_bytes_per_param(workload), workload.gradient_bytes
+    touched = owned * ((1 - host_optimizer) * update + 3 * buffer) + trained * buffer
     for g, place in enumerate(pools):
         here = pool == g
         if not here.any():

@@ -122,7 +122,7 @@ def test_hybrid_sharding_divides_inside_a_replica() -> None:
 
 
 def test_precision_aware_adam_and_muon() -> None:
-    assert states("zero1", moments_dtype="bf16", main_params_dtype="bf16") == [2, 4, 6 / 8]
+    assert states("zero1", moments_dtype="bf16", main_params_dtype="bf16") == [2, 4, 4 / 8]  # their own main copy
     assert states("zero1", gradient_dtype="bf16", main_gradient_dtype="fp32") == [2, 4, 12 / 8]
     assert states("zero1", optimizer="muon") == [2, 4, 8 / 8]
     assert memory.optimizer_bytes_per_param(workload(optimizer="muon"), matrices=False) == 12
@@ -227,6 +227,7 @@ def test_the_device_does_not_update_what_the_host_does() -> None:
     ({"gradient_dtype": "bf16"}, 2, 26, 2),
     ({"moments_dtype": "bf16"}, 4, 20, 2),
     ({"optimizer": "sgd"}, 4, 20, 2),
+    ({"precision": "fp32"}, 4, 28, 4),
 ])  # fmt: skip
 def test_the_host_moves_the_bytes_of_the_dtypes(changes: dict[str, object], down: int, host: int, up: int) -> None:
     seconds = offload.host_update_s(H100, workload(**changes), 1e9, False)
