@@ -148,9 +148,13 @@ def add_sharded_comm(
     forward: FloatArray,
     backward: FloatArray,
     factor: float = 1.0,
-) -> None:
+) -> FloatArray:
     """Book ``dp_comm``: gather parameters for each pass and scatter gradients (FSDP, ZeRO-2/3), hidden under the
-    block's own compute and under what its launches take beyond that."""
+    block's own compute and under what its launches take beyond that.
+
+    Returns [C] what of the backward's follows weight gradients, where they run apart: input gradients need the
+    parameters, weight gradients do not; the scatter waits for the latter. The exposed time is shared out by size.
+    """
     keys = at.keys
     compute = [TERMS.index(term) for term in ("gemm", "attention", "memory_bound", "recompute")]
     term, host = TERMS.index("dp_comm"), TERMS.index("host")
@@ -162,6 +166,7 @@ def add_sharded_comm(
         out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
         return factor * out
 
+    scattering = np.zeros_like(at.tp)
     for index in distinct(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
@@ -176,3 +181,6 @@ def add_sharded_comm(
             device = seconds[:, compute].sum(axis=1)
             exposed = sharded_exposed_s(busy, device, seconds[:, host], most, share)
             seconds[:, term] = np.where(here, exposed, seconds[:, term])
+        of_scatter = scatter / np.maximum(gather + scatter, 1e-30)
+        scattering = np.where(here, of_scatter * backward[:, term], scattering)
+    return scattering

@@ -118,9 +118,9 @@ class CostModel:
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host
                 one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, call_s, self.graphs)
-                add_sharded_comm(kind, at, pool.levels, self.levels_of_sharding, one, two, by.dp_comm)
+                scatter = add_sharded_comm(kind, at, pool.levels, self.levels_of_sharding, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
-                weight_gradient[:, g, b] = pieces.weight_gradient
+                weight_gradient[:, g, b] = pieces.weight_gradient + scatter
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
         limits = np.array([self.cluster.gpu_of(pool).usable_memory_bytes for pool in self.pools], dtype=float)
         return CellCosts(

@@ -170,3 +170,21 @@ def test_gathers_of_a_launch_bound_layer_cost_nothing_there() -> None:
     gather = float(collective_s("all_gather", pool(1).levels, 2.0 * 2.6e6, 2, 1))
     assert (of(found, "host") > gather).all()
     assert of(found, "dp_comm") == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
+def test_scatters_follow_weight_gradients_and_gathers_input_gradients(sharding: str) -> None:
+    """32 ranks, bf16 parameters gathered and fp32 gradients scattered: weight gradients, which need no parameters, take
+    the scatter's share of what shows."""
+    model, plain = llama_70b(), (1, 1, 1, 1, 32, 1, 0, 0)
+    costs = CostModel(
+        model, cluster(4), workload(seq=1024), target(), shardings=("none", sharding), multipliers=(NEUTRAL,)
+    )
+    cells = costs.cells(keys(plain, (*plain[:-1], 1)))
+    params, levels = float(cells.dense_params[0, 1]), pool(4).levels
+    gather = float(collective_s("all_gather", levels, 2 * params, 32, 1)) if sharding == "fsdp" else 0.0
+    scatter = float(collective_s("reduce_scatter", levels, 4 * params, 32, 1))
+    shown = float(cells.backward_terms_s[1, 0, 1, TERMS.index("dp_comm")])
+    more = cells.weight_gradient_s[1, 0, 1] - cells.weight_gradient_s[0, 0, 1]
+    assert shown > 0
+    assert more == pytest.approx(shown * scatter / (gather + scatter))
