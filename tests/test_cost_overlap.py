@@ -8,6 +8,8 @@ import pytest
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import collective_s
 from meshwright.cost_models.estimate import estimate
+from meshwright.cost_models.layer_time import LayerTimer
+from meshwright.cost_models.local import Local
 from meshwright.cost_models.multipliers import NEUTRAL
 from meshwright.cost_models.overlap import Overlap, overlap_of, sharded_exposed_s
 from meshwright.cost_models.protocol import TERMS
@@ -188,3 +190,24 @@ def test_scatters_follow_weight_gradients_and_gathers_input_gradients(sharding: 
     more = cells.weight_gradient_s[1, 0, 1] - cells.weight_gradient_s[0, 0, 1]
     assert shown > 0
     assert more == pytest.approx(shown * scatter / (gather + scatter))
+
+
+@pytest.mark.parametrize("share_of_window", [10.0, 1.0, 0.3, 0.0])
+def test_tensor_parallel_overlap_uses_the_backward_window_once(share_of_window: float) -> None:
+    """A pair of products on 8 ranks. Forward: gather and scatter less their first chunk under the products. Backward:
+    the same and the input's second gather together under the two products that there are, not under three."""
+    costs = CostModel(llama_70b(), cluster(1), workload(), target(), multipliers=(NEUTRAL,))
+    at = Local(costs.model, costs.workload, costs.target, keys((8, 1, 1, 1, 8, 1, 0, 0)))
+    levels, volume = cluster(1).pools[0].levels, 2.0 * 8192 * 4096
+    gather, scatter = (float(collective_s(op, levels, volume, 8, 1)) for op in ("all_gather", "reduce_scatter"))
+    window = share_of_window * (gather + scatter)
+    timer = LayerTimer(at, costs.devices[0], levels, Overlap(tensor=True))
+    pieces = timer.pieces()
+    timer.tensor_parallel(pieces, "mlp", np.array([window]))
+
+    def shown(busy: float, free: float) -> float:
+        return max(busy - free, 0.0) + 0.15 * min(busy, free)
+
+    first, rest = (gather + scatter) / 8, (gather + scatter) * 7 / 8
+    assert of(pieces.forward, "tp_comm") == pytest.approx(first + shown(rest, window))
+    assert of(pieces.backward, "tp_comm") == pytest.approx(first + shown(rest + gather, 2 * window))
