@@ -23,7 +23,7 @@ assert issubclass(UsageError, Exception)  # noqa: S101
 app = typer.Typer(
     name="meshwright",
     help="Plan large-model training: the fastest parallel plan that fits, what it costs, and the files that run it.",
-    epilog="Exit codes: 0 done, 1 gate failed, 2 bad input, 3 does not fit, 4 illegal for the target, "
+    epilog="Exit codes: 0 done, 2 bad input, 3 does not fit, 4 illegal for the target, "
     "5 deadline before any plan, 130 interrupted.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

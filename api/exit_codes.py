@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 DONE = 0
-GATE_FAILED = 1
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
 ILLEGAL = 4

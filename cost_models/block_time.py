@@ -16,13 +16,14 @@ from meshwright.specs.workload import BYTES
 from .activations import recomputed_modules
 from .block_memory import FULLY_SHARDED, patches, stored_params
 from .blocks import BlockKind
-from .collectives import Collective, collective_s, contention, exposed_s
+from .collectives import Collective, collective_s, contention
 from .feed_forward_time import add_dense_ffn, add_mixture, exchange_contention
 from .few import distinct
 from .layer_time import LayerTimer
 from .local import Local
 from .mixer_time import mixer_pieces
 from .operators import matmul_s, stream_s
+from .overlap import sharded_exposed_s
 from .pieces import CALLS, LOSS_EXCHANGE_CALLS, REDUCE_CALLS, Pieces
 from .protocol import TERMS
 
@@ -147,12 +148,16 @@ def add_sharded_comm(
     forward: FloatArray,
     backward: FloatArray,
     factor: float = 1.0,
-) -> None:
+) -> FloatArray:
     """Book ``dp_comm``: gather parameters for each pass and scatter gradients (FSDP, ZeRO-2/3), hidden under the
-    block's own compute."""
+    block's own compute and under what its launches take beyond that.
+
+    Returns [C] what of the backward's follows weight gradients, where they run apart: input gradients need the
+    parameters, weight gradients do not; the scatter waits for the latter. The exposed time is shared out by size.
+    """
     keys = at.keys
     compute = [TERMS.index(term) for term in ("gemm", "attention", "memory_bound", "recompute")]
-    term = TERMS.index("dp_comm")
+    term, host = TERMS.index("dp_comm"), TERMS.index("host")
     dense, expert = stored_params(kind, at)
     trains = kind.trained or kind.adapted
 
@@ -161,6 +166,7 @@ def add_sharded_comm(
         out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
         return factor * out
 
+    scattering = np.zeros_like(at.tp)
     for index in distinct(keys.sharding):
         sharding, here = shardings[index], keys.sharding == index
         if sharding not in (*FULLY_SHARDED, "zero2"):
@@ -168,7 +174,13 @@ def add_sharded_comm(
         nothing, share = at.none, contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
         scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
         gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
-        hidden = FSDP_HIDDEN_FORWARD * forward[:, compute].sum(axis=1)
-        forward[:, term] = np.where(here, exposed_s(gather, hidden, share), forward[:, term])
-        hidden = FSDP_HIDDEN_BACKWARD * backward[:, compute].sum(axis=1)
-        backward[:, term] = np.where(here, exposed_s(gather + scatter, hidden, share), backward[:, term])
+        for seconds, busy, most in (
+            (forward, gather, FSDP_HIDDEN_FORWARD),
+            (backward, gather + scatter, FSDP_HIDDEN_BACKWARD),
+        ):
+            device = seconds[:, compute].sum(axis=1)
+            exposed = sharded_exposed_s(busy, device, seconds[:, host], most, share)
+            seconds[:, term] = np.where(here, exposed, seconds[:, term])
+        of_scatter = scatter / np.maximum(gather + scatter, 1e-30)
+        scattering = np.where(here, of_scatter * backward[:, term], scattering)
+    return scattering

@@ -48,6 +48,7 @@ class CostModel:
     ``overlap`` says which communication hides and how; by default what search writes into its plans.
     ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
+    ``host_optimizer`` is the share of the parameters that the host updates.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class CostModel:
         overlap: Overlap | None = None,
         graphs: frozenset[str] = frozenset(),
         multipliers: tuple[Multipliers, ...] | None = None,
+        host_optimizer: float = 0.0,
     ):
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
@@ -69,7 +71,7 @@ class CostModel:
         #: What communication prices: the level of each sharding, over the whole group.
         self.levels_of_sharding = tuple(memory.held(name).level for name in self.shardings)
         self.overlap = default_overlap(model) if overlap is None else overlap
-        self.graphs = graphs
+        self.graphs, self.host_optimizer = graphs, host_optimizer
         kinds = block_kinds(model, workload)
         self.kinds: list[BlockKind] = [kind for kind, _ in kinds]
         self.blocks: BlockTable = table_of(kinds)
@@ -116,9 +118,9 @@ class CostModel:
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host
                 one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, call_s, self.graphs)
-                add_sharded_comm(kind, at, pool.levels, self.levels_of_sharding, one, two, by.dp_comm)
+                scatter = add_sharded_comm(kind, at, pool.levels, self.levels_of_sharding, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
-                weight_gradient[:, g, b] = pieces.weight_gradient
+                weight_gradient[:, g, b] = pieces.weight_gradient + scatter
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
         limits = np.array([self.cluster.gpu_of(pool).usable_memory_bytes for pool in self.pools], dtype=float)
         return CellCosts(
@@ -167,6 +169,7 @@ class CostModel:
             shardings=self.levels_of_sharding,
             multipliers=self.multipliers,
             bucket_params=self.overlap.bucket_params,
+            host_optimizer=self.host_optimizer,
         )
 
     def boundary_s(
@@ -209,7 +212,7 @@ class CostModel:
         senders: IntArray,
     ) -> FloatArray:
         """Seconds in which each of ``senders`` ranks sends ``volume`` bytes from pool position ``first`` on by
-        ``distance``, or to another pool."""
+        ``distance``, or to another pool, whose slower end corrects them."""
         out = np.zeros(volume.shape)
         for g, pool in enumerate(self.pools):
             inside = (source == g) & (sink == g)
@@ -224,7 +227,8 @@ class CostModel:
             sharers = np.minimum(per_node[source], per_node[sink])
             bandwidth = np.minimum(own, sending_bandwidth(between, sharers, senders))
             seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
-            out = np.where(source != sink, seconds, out)
+            factor = np.array([by.pp_comm for by in self.multipliers])
+            out = np.where(source != sink, np.maximum(factor[source], factor[sink]) * seconds, out)
         return out
 
 

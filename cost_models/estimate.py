@@ -21,7 +21,7 @@ from .flops import model_flops
 from .learned import interval_of
 from .mixed_stage import joint_tail
 from .multipliers import Multipliers
-from .offload import offload_s
+from .offload import activation_offload_s, host_update_s
 from .plan_schedule import ends_meet
 from .stage_sums import StageSums, stage_sums
 from .step import StepTime, step_time
@@ -139,7 +139,9 @@ def _offload(costs: CostModel, plan: Plan, sums: StageSums) -> tuple[float, int]
         passes = float(sums.forward_terms_s[p].sum()), float(sums.backward_terms_s[p].sum())
         state, moved = float(sums.host_optimizer[p]), float(sums.host[p].sum())
         params = state / memory.optimizer_bytes_per_param(costs.workload)
-        seconds = max(seconds, offload_s(costs.devices[place].gpu, runs, moved, passes, params))
+        gpu, overlapped = costs.devices[place].gpu, plan.options.optimizer_offload_overlap
+        exposed = activation_offload_s(gpu, runs, moved, passes)
+        seconds = max(seconds, exposed + host_update_s(gpu, costs.workload, params, overlapped))
         each = float(kept) + state
         fullest = max(fullest, round(each * costs.pools[place].gpus_per_node))
     return seconds, fullest

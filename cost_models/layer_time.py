@@ -94,6 +94,7 @@ class LayerTimer:
 
         Sequence parallel: all-gather in, reduce-scatter out; backward the mirror image, plus the input gathered again
         for the weight gradient, which Megatron hides under the input gradient. Otherwise one all-reduce each way.
+        With ``overlap.tensor`` all that the backward moves shares one window, its two products.
         """
         at = self.at
         volume = self.wide * at.model.hidden_size * at.tokens
@@ -105,15 +106,15 @@ class LayerTimer:
         gather = collective_s("all_gather", self.levels, gathered, at.tp, 1)
         scatter = collective_s("reduce_scatter", self.levels, volume, at.tp, 1)
         both = gather + scatter
-        again = exposed_s(gather, compute, contention("all_gather", self.levels, at.tp, 1))
+        share = contention("all_gather", self.levels, at.tp, 1)
         if self.overlap.tensor:
             # Ring exchange by chunks: the first chunk and what the products cannot cover stay visible.
             rest = both * (1 - 1 / at.tp)
-            forward = both / at.tp + exposed_s(rest, compute)
-            backward = both / at.tp + exposed_s(rest, 2 * compute)
+            forward = both / at.tp + exposed_s(rest, compute, share)
+            backward = both / at.tp + exposed_s(rest + gather, 2 * compute, share)
         else:
-            forward, backward = both, both
-        out.add("tp_comm", module, forward, backward + again, np.where(at.tp > 1, SEQUENCE_CALLS, 0.0))
+            forward, backward = both, both + exposed_s(gather, compute, share)
+        out.add("tp_comm", module, forward, backward, np.where(at.tp > 1, SEQUENCE_CALLS, 0.0))
 
     def activation(self, out: Pieces, module: str, elements: FloatArray, gated: bool) -> None:
         """An activation function on ``elements`` results; ``gated`` ones read two."""

@@ -78,10 +78,15 @@ def fixed_bytes(tp: IntArray, cp: IntArray, ep: IntArray, stage_ranks: IntArray)
 
 
 def optimizer_bytes_per_param(workload: Workload, matrices: bool = True) -> float:
-    """Main copy (none where parameters are fp32 themselves) and :func:`moment_bytes_per_param`."""
-    own_master = workload.params_dtype == "fp32" and workload.main_params_dtype == "fp32"
-    main = 0 if own_master else BYTES[workload.main_params_dtype]
-    return main + moment_bytes_per_param(workload, matrices)
+    """Main copy (none where the stored parameters are of its dtype) and :func:`moment_bytes_per_param`."""
+    return workload.main_params_bytes + moment_bytes_per_param(workload, matrices)
+
+
+def update_bytes_per_param(workload: Workload) -> float:
+    """Bytes that the update of a parameter moves: the gradient as it was added up is read, main copy and moments are
+    read and written, the stored parameter is written, and read where it is its own main copy."""
+    stored = BYTES[workload.params_dtype] * (1 if workload.main_params_bytes else 2)
+    return workload.gradient_bytes + 2 * optimizer_bytes_per_param(workload) + stored
 
 
 def moment_bytes_per_param(workload: Workload, matrices: bool = True) -> float:

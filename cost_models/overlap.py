@@ -74,3 +74,18 @@ def hidden_s(busy_s: FloatArray, window_s: FloatArray, most: float = 1.0) -> Flo
     """Seconds of ``busy_s`` that hide under ``window_s`` of compute, at most the share ``most`` of them."""
     out: FloatArray = np.minimum(most * busy_s, window_s)
     return out
+
+
+def sharded_exposed_s(
+    busy_s: FloatArray, device_s: FloatArray, host_s: FloatArray, most: float, share: FloatArray | float
+) -> FloatArray:
+    """What ``busy_s`` of gathers and scatters adds to a unit that computes for ``device_s`` and waits ``host_s`` more
+    for its launches.
+
+    They run on streams of their own, launched ahead, under ``most`` of the unit's time, be the device or the host
+    what sets it. The ``share`` of the compute that they take while they run beside it first fills the device's wait.
+    """
+    taken = share * np.minimum(busy_s, most * device_s)
+    window = most * (device_s + np.maximum(host_s - taken, 0.0))
+    out: FloatArray = np.maximum(taken - host_s, 0.0) + np.maximum(busy_s - window, 0.0)
+    return out

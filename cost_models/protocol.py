@@ -42,7 +42,7 @@ class CellCosts:
     ``dense_params``, ``expert_params``: [C, B] trained parameters on a rank, reduced over the data-parallel and the
     expert-data-parallel group. ``fixed_bytes``: [C, G] context, communication buffers, workspace.
     ``limit_bytes``: [G] memory that a plan may use.
-    ``weight_gradient_s``: [C, G, B] the part of the backward seconds that weight gradients take, and
+    ``weight_gradient_s``: [C, G, B] the part of the backward seconds that weight gradients and their scatter take, and
     ``weight_stash_bytes``: [C, B] what a micro-batch keeps for them once its input gradient is done; schedules that
     run them apart need both, others neither. ``host_bytes``: [C, B] kept in host memory for one in-flight micro-batch.
     """

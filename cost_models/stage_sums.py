@@ -77,6 +77,7 @@ def stage_sums(
         overlap=overlap_of(plan.options),
         graphs=graphs_of(plan),
         multipliers=multipliers,
+        host_optimizer=plan.options.optimizer_offload_fraction,
     )
     cells, rows = _cells(costs, plan, modes, shardings)
     placed = _placed(costs, plan, cells, rows)

@@ -12,7 +12,7 @@ from meshwright.specs.target import Target
 from meshwright.specs.workload import BYTES, Workload
 
 from .collectives import collective_s, contention, exposed_s
-from .memory import optimizer_bytes_per_param
+from .memory import update_bytes_per_param
 from .multipliers import Multipliers
 from .operators import Device
 from .protocol import Tail
@@ -39,6 +39,7 @@ def tail_of(
     shardings: Sequence[str],
     multipliers: Sequence[Multipliers],
     bucket_params: int | None = None,
+    host_optimizer: float = 0.0,
 ) -> Tail:
     """Exposed seconds of stages; ``keys`` are the cell keys of the rows, flat, that had shape ``row_shape``.
 
@@ -46,6 +47,8 @@ def tail_of(
     hidden under the last micro-batch's backward but for the last bucket. The gather of updated parameters hides under
     the next forward (half of that backward) but for the first bucket. Full sharding does both inside the passes.
     Without overlap there is one bucket. ``bucket_params`` replaces Megatron's default size.
+    The share ``host_optimizer`` of the parameters is updated on the host (:mod:`.offload`); its gradients are still
+    reduced, clipped and zeroed here.
     """
 
     def column(name: str) -> FloatArray:
@@ -72,9 +75,9 @@ def tail_of(
     last_bucket = np.minimum(dense, bucket)
     share = np.zeros(shape)
     gradient, parameter = BYTES[workload.gradient_dtype], BYTES[workload.params_dtype]
-    # Read gradient, read and write main copy and moments, write parameter; zero the buffer, read it for the norm, clip.
-    touched = owned * (gradient + 2 * optimizer_bytes_per_param(workload) + parameter + 3 * gradient)
-    touched = touched + trained * gradient
+    # The update; beside it the buffer of gradients is zeroed, read for the norm, clipped.
+    update, buffer = update_bytes_per_param(workload), workload.gradient_bytes
+    touched = owned * ((1 - host_optimizer) * update + 3 * buffer) + trained * buffer
     for g, place in enumerate(pools):
         here = pool == g
         if not here.any():

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.planner.rules import Facts, Layout, LayoutError, Violation, violations
-from meshwright.specs.errors import Fault, SpecError
+from meshwright.planner.rules import Facts, Violation, violations
+from meshwright.specs.errors import SpecError
 
 from .arguments import MegatronArguments, read_arguments
+from .derived import ffn_hidden_size, moe_layers, num_layers, parse_layout, precision, virtual_stages
 
 #: What the launch scripts of the target export unless told otherwise (Hopper and before need it for TP and CP).
 DEFAULT_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 DEFAULT_TE_VERSION = "2.12.0"
-#: No model comes near; more would only fill memory with layer patterns.
-MAX_LAYERS = 100_000
 _DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _REMOVED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations")
 _SIZES = (
@@ -109,75 +108,6 @@ def facts_from_arguments(
         **_activations(args),
         **_training(args),
     )
-
-
-def num_layers(args: MegatronArguments) -> int:
-    """Decoder layers; the hybrid pattern counts before ``--num-layers`` (0 if neither is given).
-
-    :class:`SpecError` beyond :data:`MAX_LAYERS`.
-    """
-    pattern = args["hybrid_layer_pattern"]
-    if pattern:
-        return sum(symbol != "|" for symbol in pattern.split("/")[0])
-    layers = int(args["num_layers"] or args["encoder_num_layers"] or 0)
-    if layers > MAX_LAYERS:
-        raise SpecError(Fault("/--num-layers", f"must be at most {MAX_LAYERS}, got {layers}"))
-    return max(layers, 0)
-
-
-def moe_layers(args: MegatronArguments) -> list[bool]:
-    """Whether each decoder layer is a mixture of experts."""
-    layers = num_layers(args)
-    if not args["num_experts"]:
-        return [False] * layers
-    frequency = args["moe_layer_freq"]
-    if isinstance(frequency, list):
-        return [bool(entry) for entry in frequency]
-    return [index % max(frequency, 1) == 0 for index in range(layers)]
-
-
-def ffn_hidden_size(args: MegatronArguments) -> int:
-    """Width of dense layers; the default keeps SwiGLU at the size of two matrices, in multiples of 64."""
-    if args["ffn_hidden_size"]:
-        return int(args["ffn_hidden_size"])
-    hidden = int(args["hidden_size"] or 0)
-    return int((4 * hidden * 2 / 3) / 64) * 64 if args["swiglu"] else 4 * hidden
-
-
-def virtual_stages(args: MegatronArguments, pp: int, layers: int) -> int:
-    """Virtual stages of a rank (1 = none), from whichever flag states them."""
-    stages = 1
-    if args["pipeline_model_parallel_layout"]:
-        layout, _ = parse_layout(args)
-        stages = len(layout.chunks) // pp if layout else 1
-    elif args["hybrid_layer_pattern"]:
-        stages = (args["hybrid_layer_pattern"].split("/")[0].count("|") + 1) // pp
-    elif args["num_virtual_stages_per_pipeline_rank"]:
-        stages = args["num_virtual_stages_per_pipeline_rank"]
-    elif args["num_layers_per_virtual_pipeline_stage"]:
-        extra = args["account_for_embedding_in_pipeline_split"] + args["account_for_loss_in_pipeline_split"]
-        stages = (layers + extra) // pp // args["num_layers_per_virtual_pipeline_stage"]
-    return max(stages, 1)
-
-
-def parse_layout(args: MegatronArguments) -> tuple[Layout | None, str]:
-    """The pipeline layout, or None and what is wrong with it ("" if there is none)."""
-    text = args["pipeline_model_parallel_layout"]
-    if text is None:
-        return None, ""
-    try:
-        return Layout.parse(text), ""
-    except LayoutError as error:
-        return None, str(error)
-
-
-def precision(args: MegatronArguments) -> str:
-    """The workload's word for the numerics."""
-    if args["fp4"]:
-        return "nvfp4"
-    if args["fp8"]:
-        return "mxfp8" if args["fp8_recipe"] == "mxfp8" else "fp8"
-    return "bf16" if args["bf16"] else "fp16" if args["fp16"] else "fp32"
 
 
 def _positive(args: MegatronArguments) -> tuple[dict[str, int], tuple[str, ...]]:

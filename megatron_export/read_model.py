@@ -20,7 +20,8 @@ from meshwright.specs.model import MTP, LayerKind, ModelSpec
 from meshwright.specs.workload import Workload
 
 from .arguments import MegatronArguments
-from .interpret import facts_from_arguments, ffn_hidden_size, moe_layers, num_layers, precision
+from .derived import ffn_hidden_size, moe_layers, num_layers, precision
+from .interpret import facts_from_arguments
 
 _UNREAD = {
     "hybrid_layer_pattern": "hybrid layer patterns",

@@ -27,7 +27,8 @@ from meshwright.specs.plan import (
 from meshwright.specs.target import RecomputeMode, RecomputeModule
 
 from .arguments import MegatronArguments
-from .interpret import facts_from_arguments, parse_layout
+from .derived import parse_layout
+from .interpret import facts_from_arguments
 from .plan_flags import even_layout
 
 _SHARDING: dict[str, Sharding] = {

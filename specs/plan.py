@@ -133,7 +133,7 @@ class Options(Document):
     ``grad_bucket_params``: parameters of a gradient bucket; the framework's default if not given.
     ``activation_offload_layers`` are the first layers of each rank whose activations wait in host memory,
     ``activation_offload_modules`` the modules whose inputs do; ``optimizer_offload_fraction`` is the share of the
-    optimizer state that lives and is updated there.
+    optimizer state that lives and is updated there, ``optimizer_offload_overlap`` runs its transfers beside the update.
     """
 
     sequence_parallel: bool = False
@@ -159,6 +159,7 @@ class Options(Document):
     activation_offload_layers: NonNegativeInt = 0
     activation_offload_modules: tuple[OffloadModule, ...] = ()
     optimizer_offload_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
+    optimizer_offload_overlap: bool = False
     vp_group_size: PositiveInt | None = None
 
 

@@ -12,6 +12,7 @@ from meshwright.cost_models.blocks import block_table
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import CONTENTION, collective_s
 from meshwright.cost_models.flops import model_flops
+from meshwright.cost_models.multipliers import Multipliers
 from meshwright.cost_models.overlap import Overlap
 from meshwright.cost_models.pieces import host_exposed_s
 from meshwright.cost_models.protocol import TERMS, CellCosts
@@ -168,7 +169,8 @@ def test_fsdp_hides_its_gathers_only_under_enough_compute() -> None:
     one, many, zero1 = (term(cells, "dp_comm", row, 1, backward=True) for row in range(3))
     both = float(collective_s("all_gather", pool(4).levels, 2 * params, 32, 1))
     both += float(collective_s("reduce_scatter", pool(4).levels, 4 * params, 32, 1))
-    assert many == pytest.approx(0.02 * both)  # kernels of InfiniBand take 2% of the compute
+    # Kernels of InfiniBand take 2% of the compute, less the moments in which the device waits for the host.
+    assert many == pytest.approx(0.02 * both, rel=1e-4)
     assert one > 2 * many
     assert zero1 == 0.0
     assert cells.static_bytes[0, 1] < cells.static_bytes[2, 1] / 3
@@ -220,6 +222,10 @@ def test_pool_without_the_precision_never_finishes() -> None:
     volume = 2 * 8192 * 4096 / 8
     between = half.boundary_s(both, np.array([0]), np.array([0]), np.array([1]), np.array([0]))
     assert between[0] == pytest.approx(c["ethernet"]["start_s"] + 2e-5 + volume / (12e9 * c["ethernet"]["busbw_eff"]))
+    corrections = Multipliers(pp_comm=1.5), Multipliers(pp_comm=2.5)
+    corrected = CostModel(half.model, spec, half.workload, target(), multipliers=corrections)
+    slower = corrected.boundary_s(both, np.array([0]), np.array([0, 1]), np.array([1, 0]), np.array([0]))
+    assert slower == pytest.approx(2.5 * between[0])  # the slower end sets the pace, whichever sends
 
 
 # -- tail --------------------------------------------------------------------------------------------------------------

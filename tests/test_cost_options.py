@@ -61,6 +61,7 @@ def options(draw: st.DrawFn) -> Options:
         activation_offload_layers=draw(st.sampled_from([0, 0, 2, 99])),
         activation_offload_modules=draw(st.sampled_from([(), ("core_attn", "expert_fc1")])),
         optimizer_offload_fraction=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        optimizer_offload_overlap=draw(st.booleans()),
     )  # fmt: skip
 
 

@@ -8,8 +8,10 @@ import pytest
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import collective_s
 from meshwright.cost_models.estimate import estimate
+from meshwright.cost_models.layer_time import LayerTimer
+from meshwright.cost_models.local import Local
 from meshwright.cost_models.multipliers import NEUTRAL
-from meshwright.cost_models.overlap import Overlap, overlap_of
+from meshwright.cost_models.overlap import Overlap, overlap_of, sharded_exposed_s
 from meshwright.cost_models.protocol import TERMS
 from meshwright.cost_models.schedules import Interleaved, get
 from meshwright.specs.model import ModelSpec
@@ -136,3 +138,77 @@ def test_options_reach_the_estimate() -> None:
     assert step(ep_comm_overlap=True, delay_wgrad=True) < step(ep_comm_overlap=True) < plain
     assert step(moe_shared_expert_overlap=True) < plain
     assert step(fp8_dispatch=True) < plain
+
+
+@pytest.mark.parametrize(
+    ("busy", "device", "host", "exposed"),
+    [
+        (4.0, 10.0, 0.0, 0.4),  # as without a host: a tenth of the compute beside it is lost
+        (4.0, 10.0, 5.0, 0.0),  # the device waits five anyway, which the lost 0.4 fills
+        (4.0, 10.0, 0.1, 0.3),
+        (12.0, 2.0, 20.0, 0.0),  # launch-bound: of 22 - 0.16 free ones 0.8 hide all twelve
+        (24.0, 2.0, 20.0, 24.0 - 0.8 * (2.0 + 20.0 - 0.1 * 0.8 * 2.0)),
+        (12.0, 10.0, 0.0, 0.1 * 8.0 + 4.0),
+    ],
+)
+def test_sharded_parameters_also_hide_where_the_host_sets_the_pace(
+    busy: float, device: float, host: float, exposed: float
+) -> None:
+    found = sharded_exposed_s(np.array(busy), np.array(device), np.array(host), 0.8, 0.1)
+    assert float(found) == pytest.approx(exposed)
+
+
+def test_a_slower_host_never_makes_a_sharded_layer_faster() -> None:
+    host = np.linspace(0.0, 30.0, 301)
+    for busy in (1.0, 8.0, 40.0):
+        spent = host + sharded_exposed_s(np.full(301, busy), np.full(301, 10.0), host, 0.95, 0.15)
+        assert (np.diff(spent) > -1e-12).all()
+
+
+def test_gathers_of_a_launch_bound_layer_cost_nothing_there() -> None:
+    """A narrow layer on two GPUs of a node: its gather takes less than its host calls, so that nothing of it shows."""
+    narrow = dense(2, 512, 8, 8, 1024, 32000)
+    found = terms(Overlap(), narrow, (1, 1, 1, 1, 2, 1, 0, 2))
+    gather = float(collective_s("all_gather", pool(1).levels, 2.0 * 2.6e6, 2, 1))
+    assert (of(found, "host") > gather).all()
+    assert of(found, "dp_comm") == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
+def test_scatters_follow_weight_gradients_and_gathers_input_gradients(sharding: str) -> None:
+    """32 ranks, bf16 parameters gathered and fp32 gradients scattered: weight gradients, which need no parameters, take
+    the scatter's share of what shows."""
+    model, plain = llama_70b(), (1, 1, 1, 1, 32, 1, 0, 0)
+    costs = CostModel(
+        model, cluster(4), workload(seq=1024), target(), shardings=("none", sharding), multipliers=(NEUTRAL,)
+    )
+    cells = costs.cells(keys(plain, (*plain[:-1], 1)))
+    params, levels = float(cells.dense_params[0, 1]), pool(4).levels
+    gather = float(collective_s("all_gather", levels, 2 * params, 32, 1)) if sharding == "fsdp" else 0.0
+    scatter = float(collective_s("reduce_scatter", levels, 4 * params, 32, 1))
+    shown = float(cells.backward_terms_s[1, 0, 1, TERMS.index("dp_comm")])
+    more = cells.weight_gradient_s[1, 0, 1] - cells.weight_gradient_s[0, 0, 1]
+    assert shown > 0
+    assert more == pytest.approx(shown * scatter / (gather + scatter))
+
+
+@pytest.mark.parametrize("share_of_window", [10.0, 1.0, 0.3, 0.0])
+def test_tensor_parallel_overlap_uses_the_backward_window_once(share_of_window: float) -> None:
+    """A pair of products on 8 ranks. Forward: gather and scatter less their first chunk under the products. Backward:
+    the same and the input's second gather together under the two products that there are, not under three."""
+    costs = CostModel(llama_70b(), cluster(1), workload(), target(), multipliers=(NEUTRAL,))
+    at = Local(costs.model, costs.workload, costs.target, keys((8, 1, 1, 1, 8, 1, 0, 0)))
+    levels, volume = cluster(1).pools[0].levels, 2.0 * 8192 * 4096
+    gather, scatter = (float(collective_s(op, levels, volume, 8, 1)) for op in ("all_gather", "reduce_scatter"))
+    window = share_of_window * (gather + scatter)
+    timer = LayerTimer(at, costs.devices[0], levels, Overlap(tensor=True))
+    pieces = timer.pieces()
+    timer.tensor_parallel(pieces, "mlp", np.array([window]))
+    forward, backward = pieces.finish(frozenset(), 0.0)
+
+    def shown(busy: float, free: float) -> float:
+        return max(busy - free, 0.0) + 0.15 * min(busy, free)
+
+    first, rest = (gather + scatter) / 8, (gather + scatter) * 7 / 8
+    assert of(forward, "tp_comm") == pytest.approx(first + shown(rest, window))
+    assert of(backward, "tp_comm") == pytest.approx(first + shown(rest + gather, 2 * window))

@@ -8,6 +8,8 @@ import pytest
 from meshwright.cost_models import memory, offload, stage_memory
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate
+from meshwright.cost_models.multipliers import NEUTRAL
+from meshwright.cost_models.operators import device
 from meshwright.specs.attention import LinearAttention, MambaMixer
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.model import LayerKind, ModelSpec
@@ -120,7 +122,7 @@ def test_hybrid_sharding_divides_inside_a_replica() -> None:
 
 
 def test_precision_aware_adam_and_muon() -> None:
-    assert states("zero1", moments_dtype="bf16", main_params_dtype="bf16") == [2, 4, 6 / 8]
+    assert states("zero1", moments_dtype="bf16", main_params_dtype="bf16") == [2, 4, 4 / 8]  # their own main copy
     assert states("zero1", gradient_dtype="bf16", main_gradient_dtype="fp32") == [2, 4, 12 / 8]
     assert states("zero1", optimizer="muon") == [2, 4, 8 / 8]
     assert memory.optimizer_bytes_per_param(workload(optimizer="muon"), matrices=False) == 12
@@ -194,9 +196,42 @@ def test_offloaded_optimizer_state_moves_to_the_host() -> None:
     state = whole.stages[0].breakdown_bytes["optimizer"]
     assert half.stages[0].breakdown_bytes["optimizer"] == pytest.approx(state / 2, abs=1)
     assert half.host_ram_bytes == pytest.approx(8 * state / 2, abs=8)
+    # 12 bytes of state a parameter; fp32 gradients down, 16-bit parameters up, 4 + 2 * 12 bytes through host memory.
     params = state / 2 / 12
-    seconds = params * (6 / offload.PCIE5 + 28 / offload.HOST_MEMORY_BANDWIDTH)
-    assert half.step_time_s - whole.step_time_s == pytest.approx(seconds)
+    down, up = params * 4 / offload.PCIE5, params * 2 / offload.PCIE5
+    update = params * 28 / offload.HOST_MEMORY_BANDWIDTH
+    assert half.breakdown_s["offload"] == pytest.approx(down + update + up)
+    overlapped = run(with_options(laid, optimizer_offload_fraction=0.5, optimizer_offload_overlap=True), model)
+    assert overlapped.breakdown_s["offload"] == pytest.approx(max(down, update, up))
+    for one in (half, overlapped):
+        assert sum(one.breakdown_s.values()) == pytest.approx(one.step_time_s)
+
+
+def test_the_device_does_not_update_what_the_host_does() -> None:
+    """A parameter's update moves 4 + 2 * 12 + 2 bytes; zeroing, norm and clipping stay on the device."""
+    model, spared = small(), []
+    laid = plan(model, dp=8, m=8)
+    on = device(H100, "bf16")
+    params = run(laid, model).stages[0].breakdown_bytes["optimizer"] / 12
+    whole = estimate(model, cluster(2), workload(), target(), laid, multipliers=(NEUTRAL,))
+    for share in (0.5, 1.0):
+        away = with_options(laid, optimizer_offload_fraction=share)
+        found = estimate(model, cluster(2), workload(), target(), away, multipliers=(NEUTRAL,))
+        spared.append(whole.breakdown_s["optimizer"] - found.breakdown_s["optimizer"])
+    each = 30 / (H100.memory_bandwidth_bytes_per_s * on.fit.optimizer)
+    assert spared == pytest.approx([0.5 * params * each, params * each])
+
+
+@pytest.mark.parametrize(("changes", "down", "host", "up"), [
+    ({}, 4, 28, 2),
+    ({"gradient_dtype": "bf16"}, 2, 26, 2),
+    ({"moments_dtype": "bf16"}, 4, 20, 2),
+    ({"optimizer": "sgd"}, 4, 20, 2),
+    ({"precision": "fp32"}, 4, 28, 4),
+])  # fmt: skip
+def test_the_host_moves_the_bytes_of_the_dtypes(changes: dict[str, object], down: int, host: int, up: int) -> None:
+    seconds = offload.host_update_s(H100, workload(**changes), 1e9, False)
+    assert seconds == pytest.approx((down + up) * 1e9 / offload.PCIE5 + host * 1e9 / offload.HOST_MEMORY_BANDWIDTH)
 
 
 def test_offloaded_modules_leave_the_layer() -> None:

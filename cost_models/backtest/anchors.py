@@ -25,7 +25,10 @@ _LINK_TERMS = (*LINKS, "grad_reduce", "param_gather")
 #: Nearer than this a run counts as met: a tenth of the scatter between two runs of one plan.
 TOLERANCE = 1e-3
 #: Two factors, compute and links, need this many runs whose shares of exposed communication span this much.
-LEAST_RUNS, LEAST_SPAN, MOST_RUNS = 4, 0.15, 40
+LEAST_RUNS, LEAST_SPAN = 4, 0.15
+#: Runs that the two factors are solved from, evenly over the share of communication. Each of up to six rounds prices
+#: them three times, some seconds for 40, whose mean residual errs by a sixth of their scatter: more would tell nothing.
+MOST_RUNS = 40
 #: (residual scatter of runs of one model, 0.1, over the scatter of factors, 0.4), squared: keeps two factors near 1
 #: where the runs cannot tell them apart. Both from benchmarks/calibration_transfer.py.
 RIDGE = 0.06

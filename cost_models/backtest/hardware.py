@@ -17,8 +17,16 @@ KINDS = (("roce", "roce"), ("infiniband", "infiniband"), ("/s ib", "infiniband")
 LATENCY_US = {"roce": 5, "infiniband": 5, "ethernet": 25}
 
 
+#: What joins or counts GPU types in a cell, and no name of a type holds.
+SEVERAL_TYPES = re.compile(r"[+|,;&*]|^mixed$", re.IGNORECASE)
+
+
 def cluster_of(run: Run) -> ClusterSpec:
     """One pool of the run's GPUs; the network as far as the row states it, else the type's reference node."""
+    if SEVERAL_TYPES.search(run.gpu):
+        raise UnsupportedError(
+            f"GPU type {run.gpu[:60]!r} names several types, and the row does not say which stage is on which"
+        )
     per_node = run.gpus_per_node
     if per_node and run.num_gpus < per_node:
         per_node = run.num_gpus
