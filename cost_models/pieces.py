@@ -19,7 +19,7 @@ from .protocol import TERMS
 #: micro-batch 1 without graphs (Megatron-Bridge performance summary, NeMo 25.11 and 26.02).
 CALLS = {
     "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 70, "permute": 40,
-    "all_to_all": 20, "experts": 10, "scan": 6, "loss": 6, "embedding": 3, "quantised_expert": 4, "unfused": 12,
+    "all_to_all": 20, "experts": 10, "scan": 6, "delta_rule": 40, "loss": 6, "embedding": 3, "quantised_expert": 4, "unfused": 12,
 }  # fmt: skip
 #: Framework calls of tensor parallelism, counted in Megatron's mappings.py and cross_entropy.py: one all-reduce; a
 #: gather and a scatter with a buffer each under sequence parallelism; around the loss a gather with its buffer and

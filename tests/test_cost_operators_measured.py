@@ -202,9 +202,9 @@ def test_a_weight_gradient_accumulates_in_fp32() -> None:
     assert seconds > 1.5 * float(matmul_s(on, 8192, 8192, 64))
 
 
-@pytest.mark.parametrize(("precision", "expected"), [("bf16", 0.0), ("fp8", 4.0), ("mxfp8", 4.0625), ("nvfp4", 3.125)])
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", 0.0), ("fp8", 4.0), ("mxfp8", 4.0625), ("nvfp4", 5.125)])
 def test_cast_bytes(precision: str, expected: float) -> None:
-    """Read 2 bytes; write two copies of 1, 1 + 1/32, or 1/2 + 1/16 bytes."""
+    """Read 2 bytes, twice for nvfp4; write two copies of 1, 1 + 1/32, or 1/2 + 1/16 bytes."""
     assert float(cast_bytes(precision, 1.0)) == pytest.approx(expected)
 
 
