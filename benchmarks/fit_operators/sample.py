@@ -100,7 +100,7 @@ def moe(folder: Path) -> pd.DataFrame:
 
 
 def other(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """(scans, casts, convolutions): chunked scans; fp8 casts of (m, k) matrices; the short convolutions before scans."""
+    """(scans, casts, convolutions): chunked scans, fp8 casts of (m, k) matrices, short convolutions before scans."""
     rows = pd.read_parquet(folder / "other.parquet").rename(columns={"latency_us": "us"})
     rows = rows.astype({"gpu": str, "op": str, "kernel": str})
     scan = rows[rows.op.isin(("gdn", "kda")) & ~rows.kernel.str.startswith("causal_conv1d")]
