@@ -204,10 +204,11 @@ def fit_convolutions() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     report: dict[str, Any] = {}
     for gpu, own in table("convolution").groupby("gpu"):
         chip = CHIPS.get(str(gpu))
-        if chip is None or gpu == "h200_sxm":
-            continue  # H200's table lies on two levels, as its scans do: it takes H100's share
-        batch, seq, keys, values, dim = columns(own, "batch", "seq", "k_heads", "v_heads", "head_dim")
-        moved, measured = 4 * batch * seq * (2 * keys + values) * dim, own["us"].to_numpy() * 1e-6
+        if chip is None:
+            continue
+        tokens = own.batch.to_numpy(float) * own.seq.to_numpy(float)
+        groups, heads, dim, state = columns(own, "k_heads", "v_heads", "head_dim", "d_state")
+        moved, measured = 4 * tokens * (heads * dim + 2 * groups * state), own["us"].to_numpy() * 1e-6
         large = moved > 4e8  # smaller ones are read from the caches
         share = float(np.median(moved[large] / measured[large]) / chip.bandwidth)
         out[chip.family] = {"convolution": round(share, 3)}

@@ -108,9 +108,10 @@ def other(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     casts = rows[rows.op.str.startswith("quant_fp8")]
     scan_columns = ["gpu", "op", "kernel", "batch", "seq", "k_heads", "v_heads", "head_dim", "us"]
     casts = casts[["gpu", "op", "m", "k", "us"]]
-    short = rows[(rows.op == "gdn") & (rows.kernel == "causal_conv1d_fn") & (rows.batch * rows.seq >= 8192)]
+    # The CUDA kernel that training runs too (TensorRT-LLM's); gated DeltaNet's rows are of a Triton one.
+    short = rows[(rows.op == "mamba2") & (rows.kernel == "causal_conv1d_fn") & (rows.batch * rows.seq >= 8192)]
     short = pd.concat([draw(r, ROWS["convolution"]) for _, r in short.groupby("gpu")])
-    return scan[scan_columns], casts, short[scan_columns]
+    return scan[scan_columns], casts, short[[*scan_columns, "d_state"]]
 
 
 def profiles(path: Path) -> pd.DataFrame:
