@@ -301,7 +301,7 @@ def expert_exchange_s(
 
     ``volume`` is what the rank would send with a copy for every expert; ``node_copies`` and ``rank_copies`` are the
     shares of it that remain with one copy a node and one a rank. Rates: DeepEP on Hopper at its usual 20 SMs,
-    TensorRT-LLM's one-sided exchange among 16 and 32 GB200, both from aiconfigurator's tables (``dedup`` in
+    TensorRT-LLM's two-sided exchange on GB200 racks of 8 to 64, both from aiconfigurator's tables (``dedup`` in
     ``data/collectives.json``).
     """
     volume, size, stride, node_copies, rank_copies = np.broadcast_arrays(
