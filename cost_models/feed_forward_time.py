@@ -57,9 +57,7 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
             out.hide("ep_comm", "moe", forward, backward, exchange_contention(timer), 1.0)
 
 
-def _permuted(
-    timer: LayerTimer, moe: MoEFFN, tokens: FloatArray, sent: FloatArray, received: FloatArray
-) -> FloatArray:
+def _permuted(timer: LayerTimer, moe: MoEFFN, tokens: FloatArray, sent: FloatArray, received: FloatArray) -> FloatArray:
     """Bytes that sorting tokens by expert moves on the way out, and as many on the way back; a step reads and writes.
 
     A copy for every expert is made before an all-to-all and sorted by local expert after it. The ``flex`` dispatcher
