@@ -73,6 +73,7 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     core = {kind: attention.complete(forward[kind], training[kind], BLACKWELL) for kind in forward}
     scans, scan_report = attention.fit_scans()
     streams, stream_report = attention.fit_streams()
+    short, short_report = attention.fit_convolutions()
     sigma, kin_sigma, unseen_report = unseen.leave_one_out(plain)
     products = shipped(plain)
     default_gemm = _medians(products, gemm.NAMES)
@@ -86,6 +87,7 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         defaults[kind] = _median_attention(by_family)
     for name in ("scan", "scan_kda"):
         defaults[name] = scans["h100"][name]
+    defaults["convolution"] = short["h100"]["convolution"]
     for dtype in ("fp8", "nvfp4"):
         mean = float(np.mean([own[dtype] for own in sustained.values() if dtype in own]))
         defaults["sustained"] = {**defaults["sustained"], dtype: round(mean, 3)}
@@ -113,6 +115,7 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
                 scale = given["attention_eff"] / defaults["attention"]["eff"][1]
                 own[kind] = {"eff": [round(scale * e, 3) for e in defaults[kind]["eff"]]}
         own |= scans.get(family, {})
+        own |= short.get(family, {})
         own |= {k: v for k, v in streams.get(family, {}).items() if k not in given}
         own_sustained = sustained.get(family) or sustained.get(given.get("like", ""))
         if own_sustained:
@@ -152,7 +155,8 @@ def regenerate() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     errors = {
         "gemm": report, "gemm of types measured by level": level_report, "layouts": layouts, "sustained": sustained,
         "grouped": group_report, "attention": attention_report, "attention, SimuMax": training_report,
-        "scan": scan_report, "stream": stream_report, "one type from the others": unseen_report,
+        "scan": scan_report, "stream": stream_report,
+        "convolution": short_report, "one type from the others": unseen_report,
     }  # fmt: skip
     return efficiency, corrections, errors
 

@@ -32,10 +32,10 @@ STEP = 0.1
 #: cross-validation over groups.
 PRIOR = {
     "architecture": 0.08, "gpu": 0.03, "architecture|precision": 0.08, "family": 0.3, "family|kind": 0.3,
-    "family|architecture": 0.15, "family|architecture|precision": 0.1, "stack": 0.1, "stack|kind": 0.1,
-    "stack|release": 0.05, "stack|release|kind": 0.05,
+    "family|architecture": 0.15, "family|architecture|precision": 0.1, "stack": 0.1, "stack|kind": 0.2,
+    "stack|release": 0.05, "stack|release|kind": 0.05, "family|shape": 0.12,
 }  # fmt: skip
-TERM_PRIOR = {"host": 1.5, "step": 2.0, "ep_comm": 2.0, "experts": 1.5, "gemm": 0.5}
+TERM_PRIOR = {"host": 1.5, "step": 2.0, "ep_comm": 2.0, "experts": 1.5, "memory_bound": 1.5, "gemm": 0.5}
 #: Standard deviation of what no correction explains: the noise between two releases at the same plan.
 NOISE = 0.1
 #: Runs that miss by more than this many deviations weigh less, as their miss grows (Huber): some releases lost half of

@@ -15,7 +15,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from meshwright.specs.base import Document, digest_of
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.estimate import Estimate
-from meshwright.specs.model import ModelSpec
 
 from .learned import Traits, shipped, shipped_multipliers
 from .multipliers import CORRECTED, HIGHEST_HOST, LOWEST, NEUTRAL, Multipliers
@@ -47,7 +46,8 @@ def rung() -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where an estimate stands: what an entry must match. ``release`` None is any; ``shape`` is :func:`shape_of`."""
+    """Where an estimate stands: what an entry must match. ``release`` None is any; ``shape`` is
+    :func:`~meshwright.cost_models.learned.shape_of`."""
 
     traits: Traits
     release: str | None
@@ -81,12 +81,6 @@ class Match(Document):
     def level(self) -> str:
         """How near to its runs an entry stands."""
         return "stack" if self.model is None else "model" if self.release is None else "model and release"
-
-
-def shape_of(model: ModelSpec) -> str:
-    """An architecture whatever its name: ``80x8192`` layers and hidden size, with experts ``61x7168-256e8k``."""
-    experts = f"-{model.moe.num_experts}e{model.moe.top_k}k" if model.moe else ""
-    return f"{model.num_layers}x{model.hidden_size}{experts}"
 
 
 class Entry(Document):

@@ -28,7 +28,7 @@ from .block_time import add_sharded_comm, block_pieces, block_seconds
 from .blocks import BlockKind, block_kinds, table_of
 from .collectives import link_constants, p2p_s, sending_bandwidth
 from .layer_time import LayerTimer
-from .learned import STACK_OF_TARGET, Traits, architecture_of, shipped_multipliers
+from .learned import STACK_OF_TARGET, Traits, architecture_of, shape_of, shipped_multipliers
 from .local import Local, activation_element_bytes
 from .multipliers import Multipliers
 from .operators import Device, device
@@ -235,7 +235,8 @@ class CostModel:
 def traits_of(model: ModelSpec, gpu: GpuType, workload: Workload, target: Target) -> Traits:
     """What the corrections of a pool depend on."""
     stack = STACK_OF_TARGET.get(target.framework, target.framework)
-    return Traits(stack, target.version, gpu.name, architecture_of(gpu), workload.precision, model.is_moe)
+    shape = shape_of(model) if model.is_moe else ""
+    return Traits(stack, target.version, gpu.name, architecture_of(gpu), workload.precision, model.is_moe, shape)
 
 
 def _without_modes(keys: CellKeys) -> tuple[CellKeys, IntArray]:

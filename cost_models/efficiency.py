@@ -33,8 +33,9 @@ class Efficiency:
 
     ``dense_*`` is for products that stay at 16 bit. ``sustained`` is the speed of large products at a long run's clocks
     over a burst, ``weight_gradient`` the rate of a weight gradient over a forward product. ``latent_attention`` is MLA:
-    queries and keys wider than values. ``memory``, ``permute`` and ``optimizer`` are shares of the memory bandwidth,
-    ``kernel_s`` the fixed seconds of a memory-bound kernel, ``host_call_s`` what a framework call costs the host.
+    queries and keys wider than values. ``memory``, ``convolution`` (the short one before a scan), ``permute`` and
+    ``optimizer`` are shares of the memory bandwidth, ``kernel_s`` the fixed seconds of a memory-bound kernel,
+    ``host_call_s`` what a framework call costs the host.
     ``sigma`` is the relative uncertainty (log scale) of the seconds of a large product: the spread of the fit and of
     hosts, or what leaving a GPU type out of the fit costs where none was measured.
     """
@@ -51,6 +52,7 @@ class Efficiency:
     dense_sustained: float
     weight_gradient: float
     memory: float
+    convolution: float
     permute: float
     optimizer: float
     kernel_s: float
@@ -140,6 +142,7 @@ def _efficiency(family: str, precision: str, named: bool) -> Efficiency:
         dense_sustained=sustained[dense],
         weight_gradient=merged["weight_gradient"],
         memory=merged["memory"],
+        convolution=merged["convolution"],
         permute=merged["permute"],
         optimizer=merged["optimizer"],
         kernel_s=merged["kernel_s"],

@@ -38,8 +38,7 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
     sent = timer.wide * width * own * moe.top_k
     pairs = at.expert_tokens(moe.top_k)
     received = timer.wide * width * pairs
-    # Permute before and sort after the dispatch, and the way back: each reads and writes.
-    moved = timer.wide * width * own + sent + 2 * received
+    moved = _permuted(timer, moe, timer.wide * width * own, sent, received)
     timer.stream(out, "moe", "permute", moved, moved, timer.on.fit.permute, graph="moe_preprocess", times=2)
     _dispatch(timer, out, moe, sent)
     experts = [linear for linear in at.linears(weights) if linear.expert]
@@ -56,6 +55,20 @@ def add_mixture(timer: LayerTimer, out: Pieces, moe: MoEFFN, trained: bool) -> N
         if timer.overlap.shared_expert:
             forward, backward = (after - since for after, since in zip(out.compute(), busy, strict=True))
             out.hide("ep_comm", "moe", forward, backward, exchange_contention(timer), 1.0)
+
+
+def _permuted(timer: LayerTimer, moe: MoEFFN, tokens: FloatArray, sent: FloatArray, received: FloatArray) -> FloatArray:
+    """Bytes that sorting tokens by expert moves on the way out, and as many on the way back; a step reads and writes.
+
+    A copy for every expert is made before an all-to-all and sorted by local expert after it. The ``flex`` dispatcher
+    sends the tokens as they lie and makes the copies from what arrives, one of a token for each rank (Megatron's
+    _DeepepManager and _HybridEPManager).
+    """
+    at = timer.at
+    if at.target.dispatcher != "flex":
+        return tokens + sent + 2 * received
+    arrived = tokens * touched(at.ep, moe.top_k, None) * at.load
+    return arrived + received
 
 
 def exchange_contention(timer: LayerTimer) -> FloatArray | float:

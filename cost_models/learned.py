@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from meshwright.specs.cluster import GpuType
+from meshwright.specs.model import ModelSpec
 
 from .multipliers import Multipliers
 
@@ -39,7 +40,11 @@ STACK_OF_TARGET = {"megatron": "megatron-bridge"}
 
 @dataclass(frozen=True)
 class Traits:
-    """What corrections may depend on: never the plan."""
+    """What corrections may depend on: never the plan. ``shape`` is :func:`shape_of` a mixture of experts, else empty.
+
+    Dense models differ in sizes that the physics knows. What a mixture's router, dispatch and grouped products cost
+    differs by architecture on every GPU alike, beyond that.
+    """
 
     stack: str
     release: str
@@ -47,6 +52,7 @@ class Traits:
     architecture: str
     precision: str
     moe: bool
+    shape: str = ""
 
     def levels(self) -> tuple[str, ...]:
         """Names of the levels that hold, from general to special."""
@@ -64,6 +70,7 @@ class Traits:
             f"stack|kind={self.stack}|{kind}",
             f"stack|release={self.stack}|{self.release}",
             f"stack|release|kind={self.stack}|{self.release}|{kind}",
+            *((f"family|shape={self.family}|{self.shape}",) if self.shape else ()),
         )
 
     @property
@@ -75,6 +82,12 @@ class Traits:
     def family(self) -> str:
         """Stacks that run the same code share a family."""
         return FAMILIES.get(self.stack, self.stack)
+
+
+def shape_of(model: ModelSpec) -> str:
+    """An architecture whatever its name: ``80x8192`` layers and hidden size, with experts ``61x7168-256e8k``."""
+    experts = f"-{model.moe.num_experts}e{model.moe.top_k}k" if model.moe else ""
+    return f"{model.num_layers}x{model.hidden_size}{experts}"
 
 
 def architecture_of(gpu: GpuType) -> str:

@@ -128,10 +128,20 @@ def _scan(timer: LayerTimer, out: Pieces, mixer: LinearAttention | MambaMixer) -
         inner = heads * mixer.head_dim
         channels = inner + 2 * np.ceil(mixer.num_groups / at.tp) * mixer.state_size
     conv = timer.wide * channels * at.tokens
-    timer.stream(out, "attention_linear", "activation", 2 * conv, 4 * conv)
+    # Mamba-2's fused backward pass runs the convolution again instead of keeping its result.
+    again = 0 if isinstance(mixer, LinearAttention) else 2
+    timer.stream(out, "attention_linear", "activation", 2 * conv, (3 + again) * conv, timer.on.fit.convolution)
     chains, kda = at.sequences * np.ceil(heads / at.cp), isinstance(mixer, LinearAttention) and mixer.rule == "kda"
     forward, backward = scan_s(timer.on, at.tokens, SCAN_FLOPS * heads * size, chains, at.workload.seq_length, kda)
-    out.add("attention", "core_attn", forward, backward, CALLS["scan"], corrected="scan")
+    calls = CALLS["scan"]
+    if isinstance(mixer, LinearAttention):
+        calls = CALLS["delta_rule"]
+        # Queries and keys are normalised, then repeated for every value head.
+        once = timer.wide * (channels - inner) * at.tokens
+        each = 2 * timer.wide * heads * mixer.key_head_dim * at.tokens
+        timer.stream(out, "attention_linear", "norm", 2 * once, 3 * once)
+        timer.stream(out, "attention_linear", "norm", once + each, once + each)
+    out.add("attention", "core_attn", forward, backward, calls, corrected="scan")
     gated = timer.wide * inner * at.tokens
     timer.stream(out, "attention_linear", "norm", 3 * gated, 5 * gated)
     exchange = collective_s("all_to_all", timer.levels, conv, at.keys.cp, at.keys.tp)

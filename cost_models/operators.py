@@ -241,11 +241,13 @@ def scan_s(
 def cast_bytes(precision: str, elements: Array, source_bytes: float = 2.0) -> FloatArray:
     """Bytes that casting a 16-bit matrix for a product of ``precision`` and its gradient moves; 0 at 16 bit and more.
 
-    One read; a row-wise and a column-wise copy with their block scales are written, as Transformer Engine does.
+    One read; a row-wise and a column-wise copy with their block scales are written, as Transformer Engine does. The
+    block scales of nvfp4 are relative to the largest value of the matrix, which takes a read before.
     """
     if precision not in ("fp8", "mxfp8", "nvfp4"):
         return np.zeros(np.shape(elements))
-    out: FloatArray = np.asarray(elements, dtype=float) * (source_bytes + 2 * OPERAND_BYTES[precision])
+    reads = 2 if precision == "nvfp4" else 1
+    out: FloatArray = np.asarray(elements, dtype=float) * (reads * source_bytes + 2 * OPERAND_BYTES[precision])
     return out
 
 

@@ -16,10 +16,13 @@ from .protocol import TERMS
 #: Transformer Engine modules. Its grouped linear map loops over the experts to quantise each one's weight and input.
 #: Router (top-k, masks, balance statistics), permutation and all-to-all (sizes read back by the host) are set so that a
 #: launch-bound layer of Qwen3-30B-A3B with 16 local experts takes 9 ms forward and backward, as published for B200 at
-#: micro-batch 1 without graphs (Megatron-Bridge performance summary, NeMo 25.11 and 26.02).
+#: micro-batch 1 without graphs (Megatron-Bridge performance summary, NeMo 25.11 and 26.02). The gated delta rule is
+#: counted in Megatron's gated_delta_net.py, which computes gates and norms by single operations, with
+#: flash-linear-attention's eight Triton launches at two calls each.
 CALLS = {
     "norm": 1, "linear": 3, "rope": 2, "attention": 4, "activation": 1, "residual": 1, "router": 70, "permute": 40,
-    "all_to_all": 20, "experts": 10, "scan": 6, "loss": 6, "embedding": 3, "quantised_expert": 4, "unfused": 12,
+    "all_to_all": 20, "experts": 10, "scan": 6, "delta_rule": 40, "loss": 6, "embedding": 3,
+    "quantised_expert": 4, "unfused": 12,
 }  # fmt: skip
 #: Framework calls of tensor parallelism, counted in Megatron's mappings.py and cross_entropy.py: one all-reduce; a
 #: gather and a scatter with a buffer each under sequence parallelism; around the loss a gather with its buffer and

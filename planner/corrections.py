@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.cost_models.calibration import Entry, Setting, calibrated, multipliers_under, shape_of
+from meshwright.cost_models.calibration import Entry, Setting, calibrated, multipliers_under
 from meshwright.cost_models.cells import CostModel, traits_of
 from meshwright.cost_models.estimate import estimate
+from meshwright.cost_models.learned import shape_of
 from meshwright.cost_models.multipliers import Multipliers
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Plan

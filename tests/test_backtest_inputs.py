@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.backtest import inputs
+from meshwright.cost_models.backtest.architectures import model_of
 from meshwright.cost_models.backtest.bulk import price_row, price_rows
 from meshwright.cost_models.backtest.inputs import is_judged, is_moe, read_models, read_runs, row_fault
 from meshwright.cost_models.backtest.rows import measured_s, read_rows
@@ -116,6 +117,19 @@ def test_a_row_that_cannot_be_priced_says_why_and_nothing_else(cells: dict[str, 
     assert (outcome.id, outcome.status) == ("a", "unsupported")
     assert words in outcome.reason
     assert outcome.step_time_s is None
+
+
+def test_deepseek_chooses_groups_of_experts_and_others_do_not() -> None:
+    """n_group 8 and topk_group 4 in DeepSeek-V3's config.json."""
+    sizes = {"hidden_size": 7168, "num_experts": 256, "topk": 8, "moe_ffn_hidden_size": 2048}
+
+    def groups(**changes: int) -> tuple[int | None, int | None]:
+        moe = model_of("model", {**MODELS["experts"], **sizes, **changes}, []).moe
+        assert moe is not None
+        return moe.num_expert_groups, moe.top_k_groups
+
+    assert groups() == (8, 4)
+    assert groups(hidden_size=6144) == (None, None)
 
 
 @pytest.mark.parametrize("entry", [3, None, [], {"num_layers": "many"}, {}, {"num_layers": 2, "hidden_size": True}])

@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import collective_s
+from meshwright.cost_models.efficiency import efficiency
 from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.layer_time import LayerTimer
 from meshwright.cost_models.local import Local
@@ -17,7 +18,7 @@ from meshwright.cost_models.schedules import Interleaved, get
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import Options
 
-from .cost_cases import cluster, dense, keys, llama_70b, mla_moe, plan, pool, target, workload
+from .cost_cases import H100, cluster, dense, keys, llama_70b, mla_moe, plan, pool, target, workload
 
 MOE = mla_moe(8, 4096, 32, 64, 8, 2048, 4096, 32000)
 #: tp, cp, ep, etp, ranks, micro-batch, recompute, sharding: experts over four nodes.
@@ -53,6 +54,16 @@ def test_expert_exchange_hides_under_the_other_micro_batch(delayed: bool, most: 
     assert of(hidden, "ep_comm") == pytest.approx(busy - 0.98 * covered)
     assert (of(hidden, "ep_comm") > 0).all()
     assert compute(hidden) == pytest.approx(compute(plain))
+
+
+def test_a_deduplicated_exchange_sorts_tokens_once() -> None:
+    """A token has 8 copies on its way by all-to-all: made (1 + 8 read and written), then sorted (8 + 8). The flex
+    dispatcher makes the 8 copies from those that arrive, one for each of the 32 * (1 - (31/32)^8) ranks it touches."""
+    plain, once = terms(Overlap()), terms(Overlap(), dispatcher="flex")
+    token = 2.0 * 4096 * 4096
+    share = efficiency(H100, "bf16").permute * H100.memory_bandwidth_bytes_per_s
+    spared = 2 * token * (1 + 8 + 16 - (32 * (1 - (31 / 32) ** 8) + 8)) / share
+    assert of(plain, "memory_bound") - of(once, "memory_bound") == pytest.approx([spared, spared])
 
 
 def test_deduplicating_kernels_take_20_sms_while_they_overlap() -> None:

@@ -198,6 +198,24 @@ def fit_scans() -> tuple[dict[str, dict[str, dict[str, float]]], dict[str, Any]]
     return out, report
 
 
+def fit_convolutions() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Bandwidth share of the short causal convolution before a scan, in and out at 16 bit (Dao-AILab/causal-conv1d)."""
+    out: dict[str, dict[str, float]] = {}
+    report: dict[str, Any] = {}
+    for gpu, own in table("convolution").groupby("gpu"):
+        chip = CHIPS.get(str(gpu))
+        if chip is None:
+            continue
+        tokens = own.batch.to_numpy(float) * own.seq.to_numpy(float)
+        groups, heads, dim, state = columns(own, "k_heads", "v_heads", "head_dim", "d_state")
+        moved, measured = 4 * tokens * (heads * dim + 2 * groups * state), own["us"].to_numpy() * 1e-6
+        large = moved > 4e8  # smaller ones are read from the caches
+        share = float(np.median(moved[large] / measured[large]) / chip.bandwidth)
+        out[chip.family] = {"convolution": round(share, 3)}
+        report[chip.family] = errors(moved[large] / (share * chip.bandwidth), measured[large])
+    return out, report
+
+
 def fit_streams() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     """Bandwidth share and fixed seconds of a memory-bound kernel: a cast of a 16-bit matrix to fp8 with a known scale.
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "data" / "operators"
 HELD_OUT = ROOT.parent / "tests" / "data" / "operators_held_out.csv"
 #: Rows drawn for each GPU and precision (or kernel).
-ROWS = {"gemm": 3600, "attention": 1200, "mla": 300, "moe": 900, "scan": 250}
+ROWS = {"gemm": 3600, "attention": 1200, "mla": 300, "moe": 900, "scan": 250, "convolution": 60}
 #: (n, k) pairs that no fit sees: projections of common widths.
 HELD_OUT_PAIRS = ((4096, 4096), (12288, 4096), (5120, 8192), (2048, 7168), (28672, 8192), (1024, 5120))
 HELD_OUT_TOKENS = (1024, 4096, 16384)
@@ -99,8 +99,8 @@ def moe(folder: Path) -> pd.DataFrame:
     return out[["gpu", "dtype", *columns]].astype({"gpu": str})
 
 
-def other(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(scans, casts): chunked scans without their convolution; fp8 casts of (m, k) matrices."""
+def other(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """(scans, casts, convolutions): chunked scans, fp8 casts of (m, k) matrices, short convolutions before scans."""
     rows = pd.read_parquet(folder / "other.parquet").rename(columns={"latency_us": "us"})
     rows = rows.astype({"gpu": str, "op": str, "kernel": str})
     scan = rows[rows.op.isin(("gdn", "kda")) & ~rows.kernel.str.startswith("causal_conv1d")]
@@ -108,7 +108,10 @@ def other(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     casts = rows[rows.op.str.startswith("quant_fp8")]
     scan_columns = ["gpu", "op", "kernel", "batch", "seq", "k_heads", "v_heads", "head_dim", "us"]
     casts = casts[["gpu", "op", "m", "k", "us"]]
-    return scan[scan_columns], casts
+    # The CUDA kernel that training runs too (TensorRT-LLM's); gated DeltaNet's rows are of a Triton one.
+    short = rows[(rows.op == "mamba2") & (rows.kernel == "causal_conv1d_fn") & (rows.batch * rows.seq >= 8192)]
+    short = pd.concat([draw(r, ROWS["convolution"]) for _, r in short.groupby("gpu")])
+    return scan[scan_columns], casts, short[[*scan_columns, "d_state"]]
 
 
 def profiles(path: Path) -> pd.DataFrame:
@@ -127,8 +130,11 @@ def main(folder: Path, csv: Path) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     products, held = gemm(folder)
     held.sort_values(["gpu", "dtype", "n", "k", "m"]).to_csv(HELD_OUT, index=False)
-    scans, casts = other(folder)
-    tables = {"gemm": products, "attention": attention(folder), "moe": moe(folder), "scan": scans, "cast": casts}
+    scans, casts, short = other(folder)
+    tables = {
+        "gemm": products, "attention": attention(folder), "moe": moe(folder), "scan": scans, "cast": casts,
+        "convolution": short,
+    }  # fmt: skip
     for name, table in tables.items():
         for column in table.columns:
             if pd.api.types.is_integer_dtype(table[column]):

@@ -19,6 +19,9 @@ from .rows import UnsupportedError
 DEFAULT_VOCABULARY = 51200
 #: Kernel of the short convolutions of Mamba-2 and Gated DeltaNet (the published models' configurations).
 CONV_KERNEL = 4
+#: (groups, groups a token may choose) of routers that tables leave unsaid, by experts, choices and hidden size:
+#: ``n_group`` and ``topk_group`` in the config.json of DeepSeek-V3 and DeepSeek-V2.
+ROUTING_GROUPS = {(256, 8, 7168): (8, 4), (160, 6, 5120): (8, 3)}
 
 
 def model_of(name: str, data: Mapping[str, Any], notes: list[str]) -> ModelSpec:
@@ -83,9 +86,13 @@ def _feed_forward(data: Mapping[str, Any], sparse: bool) -> FeedForward:
     gated = bool(data.get("gated_linear_unit"))
     if not sparse:
         return DenseFFN(intermediate_size=int(data["ffn_hidden_size"]), gated=gated)
+    experts, top_k = int(data["num_experts"]), int(data["topk"])
+    groups, chosen = ROUTING_GROUPS.get((experts, top_k, int(data["hidden_size"])), (None, None))
     return MoEFFN(
-        num_experts=int(data["num_experts"]),
-        top_k=int(data["topk"]),
+        num_experts=experts,
+        top_k=top_k,
+        num_expert_groups=groups,
+        top_k_groups=chosen,
         expert_intermediate_size=int(data["moe_ffn_hidden_size"]),
         gated=gated,
         shared_intermediate_size=int(data.get("shared_expert_intermediate_size") or 0),

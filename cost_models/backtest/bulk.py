@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from meshwright.specs.errors import Fault, SpecError
 
-from ..calibration import Calibration, Entry, Setting, calibrated, multipliers_under, shape_of
+from ..calibration import Calibration, Entry, Setting, calibrated, multipliers_under
 from ..cells import traits_of
+from ..learned import shape_of
 from ..multipliers import Multipliers
 from .inputs import row_fault
 from .plans import Case, case_of

@@ -36,7 +36,8 @@ def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
             "overlap_p2p": run.flag("overlap_p2p", True),
             "ep_comm_overlap": run.flag("ep_comm_overlap", False),
             "delay_wgrad": run.flag("delay_wgrad", False),
-            "moe_shared_expert_overlap": run.flag("shared_expert_overlap", False),
+            # NeMo's DeepSeek and Llama 4 configurations turn it on; the deduplicating dispatchers forbid it (Megatron).
+            "moe_shared_expert_overlap": run.flag("shared_expert_overlap", stack.name == "nemo" and not flex),
             "dispatcher": "flex" if flex else stack.dispatcher,
             "cuda_graph": graph not in ("none", "false", ""),
             "cuda_graph_scope": graph_scope(graph),
