@@ -33,6 +33,7 @@ from .local import Local, activation_element_bytes
 from .multipliers import Multipliers
 from .operators import Device, device
 from .overlap import Overlap, default_overlap
+from .pieces import ALTERNATE
 from .protocol import STATIC, TERMS, BlockTable, CellCosts, Tail
 from .tail import tail_of
 
@@ -95,8 +96,9 @@ class CostModel:
         weight_gradient = np.zeros((count, pools, kinds))
         kept, transient, stash, dense, expert, host = (np.zeros((count, kinds)) for _ in range(6))
         transposed = any((on.gpu.compute_capability or 0.0) < EITHER_LAYOUT for on in self.devices)
+        alternate = any(ALTERNATE in mode.modules for mode in self.recompute_modes)
         timers = [
-            LayerTimer(at_plain, on, pool.levels, self.overlap, by)
+            LayerTimer(at_plain, on, pool.levels, self.overlap, by, alternate)
             for on, pool, by in zip(self.devices, self.pools, self.multipliers, strict=True)
         ]
         always = memory.WORKSPACE_BYTES + placeholder_bytes(self.kinds, at)

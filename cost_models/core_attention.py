@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.specs.batch import FloatArray
+from meshwright.specs.cluster import GpuType
 
 Array = npt.ArrayLike
 
@@ -60,6 +61,19 @@ def attention_share(
 
     forward = eff * depth * filled(fit.blocks, fit.blocks_power)
     return forward, eff * depth * fit.backward_eff * filled(fit.backward_blocks, fit.backward_blocks_power)
+
+
+#: FlashAttention-2 multiplies with the instructions of Ampere. FlashAttention-3, written for Hopper, is 1.5 to 2.0
+#: times as fast forward and 1.5 to 1.75 times backward on H100 (arXiv 2407.08608); geometric means. Ampere runs it at
+#: the measured rates, and on Blackwell PyTorch's users take cuDNN.
+FLASH2_SLOWER, FLASH2_SLOWER_BACKWARD = 3.0**0.5, (1.5 * 1.75) ** 0.5
+
+
+def of_kernel(kernel: str, gpu: GpuType, forward: FloatArray, backward: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Seconds of an attention ``kernel`` from those of the generation's own kernels."""
+    if kernel == "flash2" and 9.0 <= (gpu.compute_capability or 0.0) < 10.0:
+        return forward * FLASH2_SLOWER, backward * FLASH2_SLOWER_BACKWARD
+    return forward, backward
 
 
 @dataclass(frozen=True)

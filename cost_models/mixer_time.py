@@ -9,6 +9,8 @@ from meshwright.specs.batch import FloatArray
 
 from .collectives import collective_s
 from .context import SCAN_EXCHANGE_CALLS, context_exchange_s
+from .core_attention import of_kernel
+from .eager import ROPE
 from .layer_time import LayerTimer
 from .operators import attention_s, scan_s, seen_keys
 from .pieces import CALLS, Pieces
@@ -62,6 +64,7 @@ def _core(
     if at.target.fused_attention:
         kv_heads = kv_bytes_per_token / (timer.wide * (qk_dim + v_dim))
         forward, backward = attention_s(timer.on, at.sequences, length, keys, heads, qk_dim, v_dim, at.cp, kv_heads)
+        forward, backward = of_kernel(at.target.attention_kernel, timer.on.gpu, forward, backward)
     else:
         forward, backward = unfused_attention_s(timer.on, at.sequences, length, heads, qk_dim, v_dim)
     calls = CALLS["attention" if at.target.fused_attention else "unfused"]
@@ -77,7 +80,9 @@ def _softmax(timer: LayerTimer, out: Pieces, mixer: SoftmaxAttention) -> None:
     heads, kv_heads = np.ceil(mixer.num_heads / at.tp), np.ceil(mixer.num_kv_heads / at.tp)
     moved = timer.wide * (heads + kv_heads) * mixer.head_dim * at.tokens
     if at.model.rotary:
-        timer.stream(out, "attention_linear", "rope", 2 * moved, 2 * moved)
+        eager = not at.target.fused_elementwise
+        ways = (ROPE.forward / timer.wide, ROPE.backward / timer.wide) if eager else (2.0, 2.0)
+        timer.stream(out, "attention_linear", "rope", ways[0] * moved, ways[1] * moved)
     if mixer.qk_norm != "none":
         timer.stream(out, "attention_linear", "norm", 2 * moved, 3 * moved)
     if mixer.output_gate:

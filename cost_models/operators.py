@@ -67,6 +67,7 @@ def device(gpu: GpuType, precision: str) -> Device:
     dense_peak = gpu.peak_flops.get(dense, 0.0)  # type: ignore[call-overload]
     if precision == "fp32":
         peak = dense_peak = max(peak, tf32)
+    peak, dense_peak = gpu.clock_share * peak, gpu.clock_share * dense_peak
     return Device(
         gpu, precision, peak, dense_peak, gpu.memory_bandwidth_bytes_per_s, gpu.num_sms, efficiency(gpu, precision)
     )

@@ -52,21 +52,27 @@ def host_exposed_s(host_s: FloatArray | float, busy_s: FloatArray) -> FloatArray
 
 #: [C] seconds by what they are booked under.
 Booked = dict[str, FloatArray]
+#: Module of what is computed again where every second product is kept, beside the norms.
+ALTERNATE = "alternate_ops"
 
 
 @dataclass
 class Pieces:
     """Seconds by term and module. ``modules`` maps a recomputable module to its forward seconds; ``weight_gradient``
     is the part of ``backward`` that weight gradients take. ``none`` [C] are zeros. Arrays are never changed in place.
+    Where a plan wants it (``alternate``), module :data:`ALTERNATE` holds once more what is computed again by a policy
+    that keeps every second of the ``products``.
     """
 
     none: FloatArray
     by: Multipliers = NEUTRAL
+    alternate: bool = False
     forward: Booked = field(default_factory=dict)
     backward: Booked = field(default_factory=dict)
     weight_gradient: FloatArray | float = 0.0
     modules: Booked = field(default_factory=dict)
     calls: dict[tuple[str, str], FloatArray | float] = field(default_factory=dict)
+    products: int = 0
 
     def add(
         self,
@@ -103,6 +109,14 @@ class Pieces:
         )
         return forward, backward
 
+    def repeat(self, term: str, forward: FloatArray) -> None:
+        """Book ``forward`` seconds, part of what is booked already, as computed again under :data:`ALTERNATE`."""
+        if not self.alternate:
+            return
+        seconds = getattr(self.by, term) * forward
+        known = self.modules.get(ALTERNATE)
+        self.modules[ALTERNATE] = seconds if known is None else known + seconds
+
     def hide(
         self, term: str, module: str, forward: FloatArray, backward: FloatArray, share: FloatArray | float, most: float
     ) -> None:
@@ -132,7 +146,8 @@ class Pieces:
 
         calls = {key: number if isinstance(number, float) else number[rows] for key, number in self.calls.items()}
         weight = (self.none + self.weight_gradient)[rows]
-        return Pieces(self.none[rows], self.by, of(self.forward), of(self.backward), weight, of(self.modules), calls)
+        booked = of(self.forward), of(self.backward), weight, of(self.modules), calls
+        return Pieces(self.none[rows], self.by, self.alternate, *booked, self.products)
 
     def finish(
         self, again: frozenset[str], host_call_s: float, graphs: frozenset[str] = frozenset()
@@ -146,7 +161,7 @@ class Pieces:
         for seconds, booked in ((forward, self.forward), (backward, self.backward)):
             for term, each in booked.items():
                 seconds[:, TERMS.index(term)] = each
-        repeated = [m for m in self.modules if "*" in again or m in again]
+        repeated = [m for m in self.modules if m in again or ("*" in again and m != ALTERNATE)]
         backward[:, TERMS.index("recompute")] = sum((self.modules[m] for m in repeated), self.none)
         launched = {key: n for key, n in self.calls.items() if "*" not in graphs and key[1] not in graphs}
         calls = sum(launched.values())

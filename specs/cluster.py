@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,8 @@ class GpuType(Document):
     """A GPU type. ``peak_flops`` are dense FLOP/s by precision; a precision that is absent is not supported.
 
     ``usable_memory_bytes`` is what torch reports as the device's total memory (less than the label says).
-    ``sources`` maps a field to where its value comes from.
+    ``clock_share`` is the share of the usual clock under load that a lower power limit leaves. ``sources`` maps a field
+    to where its value comes from.
     """
 
     name: str
@@ -31,6 +32,7 @@ class GpuType(Document):
     peak_flops: dict[Precision, Positive]
     num_sms: Count
     compute_capability: float | None = None
+    clock_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     sources: dict[str, str] = Field(default_factory=dict)
 
     def supports(self, precision: str) -> bool:

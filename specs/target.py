@@ -59,6 +59,12 @@ class Target(Document):
     not gathered again (DTensor). ``reshard_after_forward``: full sharding drops gathered parameters after each
     unit. ``moe_comm_overlap``: expert all-to-all runs beside the compute of another micro-batch.
     ``activation_offload_modules`` live in host memory between forward and backward.
+
+    Time: ``fused_elementwise``: rotary embeddings and gates run as one kernel each, ``fused_norm``: so do norms; else
+    PyTorch's eager operators. ``merged_projections``: maps of one input (queries, keys and values; gate and up) are
+    one product.
+    ``attention_kernel``: ``native`` to the GPU's generation (cuDNN, FlashAttention-3), or FlashAttention-2.
+    ``casts``: how products get their low-precision operands, by Transformer Engine or by a recipe of torchao.
     """
 
     name: str
@@ -86,6 +92,11 @@ class Target(Document):
     loss_chunks: PositiveInt = 1
     low_precision_inputs: bool = True
     fused_activation: bool = True
+    fused_elementwise: bool = True
+    fused_norm: bool = True
+    merged_projections: bool = True
+    attention_kernel: Literal["native", "flash2"] = "native"
+    casts: Literal["transformer_engine", "tensorwise", "rowwise", "blocks"] = "transformer_engine"
     gradient_buffer: bool = True
     gradient_placeholders: bool = False
     gathered_inputs_kept: bool = False

@@ -188,6 +188,8 @@ def test_entries_are_complete(entry: catalog.CatalogEntry) -> None:
     valued = {
         name for name in type(gpu).model_fields if name not in ("name", "vendor", "sources", "compute_capability")
     }
+    if gpu.clock_share == 1.0:
+        valued.remove("clock_share")
     assert valued <= set(gpu.sources)
     assert all(len(text) > 10 for text in gpu.sources.values())
     assert 0.9 < gpu.usable_memory_bytes / gpu.memory_bytes < 1

@@ -54,7 +54,7 @@ def recompute_of(run: Run, stack: Stack, model: ModelSpec, chunks: int, notes: l
         return RecomputeMode(granularity="full", method="block", num_layers=layers)
     if text == "selective-op" or (text == "selective" and stack.name == "torchtitan"):
         # torchtitan keeps every second product and attention (its default policy); the rest is computed again.
-        return RecomputeMode(granularity="selective", modules=("layernorm", "mlp", "alternate_ops"))
+        return RecomputeMode(granularity="selective", modules=("layernorm", "alternate_ops"))
     if text == "selective":
         return RecomputeMode(granularity="selective", modules=("core_attn",))
     named = re.split(r"[+,]", text.partition(":")[2])

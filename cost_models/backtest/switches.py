@@ -41,7 +41,7 @@ def options_of(run: Run, stack: Stack, tp: int, notes: list[str]) -> Options:
             "dispatcher": "flex" if flex else stack.dispatcher,
             "cuda_graph": graph not in ("none", "false", ""),
             "cuda_graph_scope": graph_scope(graph),
-            "fused_cross_entropy": stack.fused_loss or fused_loss(run),
+            "fused_cross_entropy": stack.fused_loss or fused_loss(run) or compiled_loss(run, stack),
             "grouped_gemm": True,
             "loss_chunks": loss_chunks(run),
             "reshard_after_forward": run.flag("reshard_after_forward", True),
@@ -85,6 +85,11 @@ def target_of(run: Run, stack: Stack, options: Options) -> Target:
             "deepspeed_pipeline": "deepspeed" in stack.name,
             "logit_bytes": logit_bytes(run, stack),
             "fused_activation": stack.name not in TORCH_STACKS or compiled(run, "model"),
+            "fused_elementwise": stack.name != "torchtitan" or compiled(run, "model"),
+            "fused_norm": fused_norm(run, stack),
+            "merged_projections": stack.name != "torchtitan",
+            "attention_kernel": attention_kernel(run, stack),
+            "casts": casts(run, stack),
             "gradient_placeholders": stack.name in MEGATRON_STACKS
             and not run.flag("no_gradient_accumulation_fusion", False),
             "gradient_buffer": stack.name not in TORCH_STACKS,
@@ -96,9 +101,37 @@ def target_of(run: Run, stack: Stack, options: Options) -> Target:
 
 def logit_bytes(run: Run, stack: Stack) -> float | None:
     """Live bytes a logit; torchtitan compiles the loss with the model since 2025."""
-    year = max(re.findall(r"\b20[12]\d\b", run.release), default="")
-    in_kernel = stack.name == "torchtitan" and year >= "2025" and compiled(run, "loss")
-    return 4.0 if fused_loss(run) or in_kernel else stack.logit_bytes
+    return 4.0 if fused_loss(run) or compiled_loss(run, stack) else stack.logit_bytes
+
+
+def compiled_loss(run: Run, stack: Stack) -> bool:
+    """torchtitan compiles the loss with the model since 2025."""
+    return stack.name == "torchtitan" and year_of(run) >= "2025" and compiled(run, "loss")
+
+
+def year_of(run: Run) -> str:
+    return max(re.findall(r"\b20[12]\d\b", run.release), default="")
+
+
+def fused_norm(run: Run, stack: Stack) -> bool:
+    """Whether RMSNorm is one kernel: compiled, or PyTorch's own since release 2.9 of late 2025."""
+    return stack.name != "torchtitan" or compiled(run, "model") or year_of(run) >= "2026"
+
+
+def attention_kernel(run: Run, stack: Stack) -> str:
+    """llm-foundry calls FlashAttention-2; PyTorch's attention takes it first on Hopper, until torchtitan asks for cuDNN
+    (torchtitan 0.3, models/common/attention.py)."""
+    flash2 = stack.name == "llm-foundry" or (stack.name == "torchtitan" and year_of(run) <= "2025")
+    return "flash2" if flash2 else "native"
+
+
+def casts(run: Run, stack: Stack) -> str:
+    """torchao's recipe by the row's precision; one scale for each operand is its default."""
+    if stack.name != "torchtitan":
+        return "transformer_engine"
+    if run.precision.startswith("mxfp8"):
+        return "blocks"
+    return "rowwise" if "rowwise" in run.precision else "tensorwise"
 
 
 def compiled(run: Run, part: str) -> bool:
