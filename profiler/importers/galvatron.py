@@ -43,6 +43,7 @@ _TOLD = (
     "times are of the forward pass alone and of one GPU",
     "bandwidths stand for one message of 32 MiB; of a send that of a chain in which all stages send at once",
     "static_bytes of the rest are 16 bytes a parameter",
+    "collectives without a placement are of neighbouring ranks, at a size of their own",
 )
 _EXPECTED = "computation_profiling_*.json, memory_profiling_*.json, allreduce_bandwidth_*.json"
 
@@ -200,7 +201,7 @@ def _wires(entry: Entry, kind: str, nodes: int, gpus: int) -> list[CollectivePoi
             seconds = (size / MEGABYTE) / value.positive() / 1e3
         else:
             op = "all_reduce" if match[1] == "allreduce" else "all_to_all"
-            ranks, size, placement = int(match[2]), float(match[3]) * MEGABYTE, "consecutive"
+            ranks, size = int(match[2]), float(match[3]) * MEGABYTE
             seconds = value.positive() / 1e3
         if ranks < 2 or not size:
             raise value.fault("needs at least 2 ranks and a size above 0")
@@ -221,7 +222,7 @@ def _wires(entry: Entry, kind: str, nodes: int, gpus: int) -> list[CollectivePoi
 
 
 def _cluster(wires: list[CollectivePoint], options: ImportOptions) -> tuple[ClusterSpec | None, list[str]]:
-    rings = [point for point in wires if point.op == "all_reduce" and point.placement and point.bytes == MESSAGE_BYTES]
+    rings = [point for point in wires if point.op == "all_reduce" and point.placement]
     sizes = sorted({(point.nodes or 1, point.gpus_per_node or 1) for point in rings})
     if options.gpu is None or not sizes:
         return None, ["no cluster: the format names no GPU type; give it with --gpu"]
