@@ -7,7 +7,7 @@ from meshwright.specs.cluster import MAX_GPUS
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.imported import Imported
 
-from .options import integer
+from .units import integer
 
 
 def import_from(format: str, path: str, *, gpus: str | None = None, gpu: str | None = None) -> Imported:

@@ -1,7 +1,7 @@
 """``HardwareProfile``: measured costs of operators, layers, collectives and copies, with where they came from.
 
-Points, not curves: each is one measured (or published) shape, so that a reader may fit what it likes. ``None`` means that
-the source does not say. Written by importers of other tools' profiles and by our own profiler.
+Points, not curves: each is one measured (or published) shape, so that a reader may fit what it likes. ``None`` means
+that the source does not say. Written by importers of other tools' profiles and by our own profiler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Provenance(Document):
 
 
 class OperatorPoint(Document):
-    """One operator at one shape (``{"m": 4096, "n": 4096, "k": 1024}``): median seconds, spread (standard deviation)."""
+    """One operator at one shape (``{"m": 4096, "n": 4096, "k": 1024}``): median seconds, standard deviation."""
 
     op: str
     gpu: str | None = None

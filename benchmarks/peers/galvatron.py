@@ -90,12 +90,7 @@ def strategies(model: GalvatronModel, batch: int, chunks: int, recompute: bool) 
 def search(model: GalvatronModel, batch: int, memory_gb: float) -> Outcome:
     """The leanest plan of one stage within ``TOLERANCE`` of the best one; ValueError where nothing fits."""
     room = memory_gb * 1024 - reserve_mb(memory_gb) - CONTEXT_MB
-    tables = [
-        table
-        for chunks in range(1, batch + 1)
-        if batch % chunks == 0
-        for table in _tables(model, batch, chunks)
-    ]
+    tables = [table for chunks in range(1, batch + 1) if batch % chunks == 0 for table in _tables(model, batch, chunks)]
     least = min((float(table.step_ms(room).min()) for table in tables), default=np.inf)
     if not np.isfinite(least):
         raise ValueError("nothing fits")
@@ -183,7 +178,10 @@ def describe(found: Outcome) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    print(f"{'case':4s} {'GPUs':>4s} {'batch':>5s} {'samples/s':>9s} {'Galvatron':>9s} {'MB':>8s} {'CPU s':>6s} {'its CPU s':>9s}")
+    print(
+        f"{'case':4s} {'GPUs':>4s} {'batch':>5s} {'samples/s':>9s} {'Galvatron':>9s} {'MB':>8s} {'CPU s':>6s} "
+        f"{'its CPU s':>9s}"
+    )
     for case in CASES:
         found = solve(case)
         print(

@@ -1,17 +1,16 @@
 """NEST's cost model as published, as its code has it or with its unit errors put right.
 
-A plan is a chain of layers cut into stages of ``t * ep * cp`` devices, repeated ``d`` times, under 1F1B. A step takes the
-longest stage times (micro-batches a replica + stages - 1), plus the all-reduce of the first stage's parameters. A stage
-takes its forward and backward seconds, its forward again where activations are recomputed (all stages but the last; as
-its code has it, at the backward's price), and the message that it receives. Stages fill the devices from the last one on,
-so that the network level of a message follows from the place of its stage. See ``Mode`` for what is put right.
+A plan is a chain of layers cut into stages of ``t * ep * cp`` devices, repeated ``d`` times, under 1F1B. A step takes
+the longest stage times (micro-batches a replica + stages - 1), plus the all-reduce of the first stage's parameters. A
+stage takes its forward and backward seconds, its forward again where activations are recomputed (all stages but the
+last; as its code has it, at the backward's price), and the message that it receives. Stages fill the devices from the
+last one on, so that the network level of a message follows from its stage. See ``Mode`` for what is put right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -68,12 +67,15 @@ class Chain:
 
 
 class NestProblem:
-    """One solver input on ``devices`` devices in nodes of 8, four nodes to a switch (or as the input says)."""
+    """One solver input on ``devices`` devices in nodes of 8, four to a switch (None: as the input says)."""
 
-    def __init__(self, path: Path, devices: int | None = None, mode: Mode = AS_PUBLISHED, least_edge_bytes: float = 0.0):
+    def __init__(
+        self, path: Path, devices: int | None = None, mode: Mode = AS_PUBLISHED, least_edge_bytes: float = 0.0
+    ):
         top = load(path)
         self.mode = mode
-        self.levels = [e.count() for e in top["devices_per_level"].items()] if devices is None else [8, 4, devices // 32]
+        given = None if devices is None else [8, 4, devices // 32]
+        self.levels = given or [entry.count() for entry in top["devices_per_level"].items()]
         self.devices = int(np.prod(self.levels))
         self.bandwidths = top["bws"].numbers(3)
         self.latencies = top["latency_per_level"].numbers(3)
@@ -110,7 +112,7 @@ class NestProblem:
         return np.where(size_bytes > 0, seconds * (1 if level == 0 else 2), 0.0)
 
     def _level(self, after: int, width: int) -> int:
-        """The innermost level that holds the stage and the one before it. Devices are counted from the last stage."""
+        """The innermost level that holds the stage and the one before it; the last stage has the first devices."""
         own, other = after * width + width - 1, (after + 1) * width
         span = 1
         for level, count in enumerate(self.levels):
@@ -120,7 +122,7 @@ class NestProblem:
         return len(self.levels) - 1
 
     def stage_s(self, tp: int, after: int) -> FloatArray:
-        """[V + 1, V + 1] seconds of the stage with ``after`` stages behind it; inf where it is empty or does not fit."""
+        """[V + 1, V + 1] seconds of the stage with ``after`` stages behind it; inf where empty or too full."""
         chain = self.chains[tp]
         again = chain.forward if self.mode.recompute_forward else chain.backward
         seconds = chain.forward + chain.backward + (again if self.recomputes and after else 0.0)
@@ -131,19 +133,15 @@ class NestProblem:
         some = np.triu(np.ones_like(seconds, dtype=bool), 1)
         return np.where(fits & some, seconds, np.inf)
 
-    @cached_property
-    def _fixed_levels(self) -> list[int]:
-        return list(range(1, len(self.levels)))
-
     def reduce_s(self, parameter_bytes: FloatArray, dp: int) -> FloatArray:
-        """Seconds of the all-reduce: halving steps at the inner level, then each outer level on top of all inside it."""
+        """[V + 1, V + 1] seconds of the stage with ``after`` stages behind it; inf where empty or too full."""
         if dp == 1:
             return np.zeros_like(parameter_bytes)
         inside = np.zeros_like(parameter_bytes)
         for step in range(int(np.log2(dp))):
             inside = inside + self.latencies[0] + parameter_bytes / 2**step / self.bandwidths[0]
         total = np.zeros_like(parameter_bytes)
-        for level in self._fixed_levels:
+        for level in range(1, len(self.levels)):
             total = total + 2 * (self.latencies[level] + parameter_bytes / self.bandwidths[level]) + inside
             inside = total
         return total
@@ -154,9 +152,7 @@ class NestProblem:
         if width * plan.stages * plan.dp > self.devices:
             return float("inf")
         pairs = list(zip(plan.cuts, plan.cuts[1:], strict=False))
-        longest = max(
-            float(self.stage_s(plan.tp, plan.stages - 1 - index)[pair]) for index, pair in enumerate(pairs)
-        )
+        longest = max(float(self.stage_s(plan.tp, plan.stages - 1 - index)[pair]) for index, pair in enumerate(pairs))
         rounds = np.ceil(self.micro_batches / plan.dp) + plan.stages - 1
         first = self.chains[plan.tp].parameter_bytes[pairs[0]]
         return longest * float(rounds) + float(self.reduce_s(np.array([first]), plan.dp)[0])
@@ -183,8 +179,9 @@ class NestProblem:
             longest = np.maximum(self.stage_s(tp, after), rest[None, :])
             stages = after + 1
             replicas = np.arange(1, self.devices // (width * stages) + 1)
-            rounds, last = np.unique(np.ceil(self.micro_batches / replicas), return_index=True)
-            for dp in sorted({*replicas[last].tolist(), *(2 ** np.arange(int(np.log2(replicas[-1])) + 1)).tolist()}):
+            # More replicas with as many micro-batches each only reduce more.
+            _, fewest = np.unique(np.ceil(self.micro_batches / replicas), return_index=True)
+            for dp in replicas[fewest].tolist():
                 count = np.ceil(self.micro_batches / dp) + stages - 1
                 seconds = longest[0] * count + self.reduce_s(chain.parameter_bytes[0], dp)
                 end = int(seconds.argmin())

@@ -1,4 +1,4 @@
-"""Sailor's costs for our search: its layer times, its memory model, its bandwidths between machines of a tensor group."""
+"""Sailor's costs for our search: its layer times, memory model, and bandwidths between machines of a tensor group."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Scores of a plan in Sailor's format, from its profile: event by event, and by Sailor's closed form.
 
-Events: every replica chain runs 1F1B. ``blocking`` sends hold their sender, as DeepSpeed's do; others run beside compute.
-A step ends with the slowest stage's all-reduce. The closed form is the one published for Sailor, (M - 1) times the
-straggler plus one pass, its messages, the all-reduce and the update; the straggler is charged for what it receives.
+Events: every replica chain runs 1F1B. ``blocking`` sends hold their sender, as DeepSpeed's do; others run beside
+compute. A step ends with the slowest stage's all-reduce. The closed form is the one published for Sailor, (M - 1) times
+the straggler plus one pass, its messages, the all-reduce and the update; the straggler is charged for what it receives.
 """
 
 from __future__ import annotations
@@ -48,11 +48,15 @@ def score(plan: dict[str, Any], tables: SailorTables, global_batch: int) -> Scor
         reduce_s.append(tables.reduce_s(machines, float(max(of))))
         update_s.append(max(float(tables.update_s(m.gpu, m.tp, batch)[list(held)].sum()) for m in machines))
     kinds = list(dict.fromkeys(chains))
-    free = max(finish_s(chain, count, blocking=False) for chain in kinds) + max(reduce_s)
-    held_up = max(finish_s(chain, count, blocking=True) for chain in kinds) + max(reduce_s)
+    free = max(max(finish_s(chain, count, blocking=False)) for chain in kinds) + max(reduce_s)
+    held_up = max(max(finish_s(chain, count, blocking=True)) for chain in kinds) + max(reduce_s)
     tail = max(a + b for a, b in zip(reduce_s, update_s, strict=True))
     closed = max(closed_form_s(chain, count) for chain in kinds) + tail
-    full = [s for s in range(stages) if any(not _fits(c.machines[s], layers[s], stages - s, count, batch, tables) for c in kinds)]
+    full = [
+        s
+        for s in range(stages)
+        if any(not _fits(c.machines[s], layers[s], stages - s, count, batch, tables) for c in kinds)
+    ]
     return Score(1 / free, 1 / held_up, 1 / closed, tuple(full))
 
 
@@ -90,8 +94,8 @@ def _chain(machines: tuple[Machine, ...], layers: Sequence[tuple[int, ...]], bat
     )
 
 
-def finish_s(chain: Chain, count: int, *, blocking: bool) -> float:
-    """Seconds until the last backward of ``count`` micro-batches under 1F1B."""
+def finish_s(chain: Chain, count: int, *, blocking: bool) -> list[float]:
+    """When every stage ends the last backward of ``count`` micro-batches under 1F1B, seconds."""
     stages = len(chain.forward_s)
     orders = [_order(stages - 1 - stage, count) for stage in range(stages)]
     place, clock = [0] * stages, [0.0] * stages
@@ -116,7 +120,7 @@ def finish_s(chain: Chain, count: int, *, blocking: bool) -> float:
                 clock[stage] = done[kind, stage, batch] = begin + span
                 place[stage] += 1
                 left -= 1
-    return max(clock)
+    return clock
 
 
 def _order(warm_up: int, count: int) -> list[tuple[str, int]]:
@@ -137,9 +141,7 @@ def closed_form_s(chain: Chain, count: int) -> float:
     return (count - 1) * straggler + sum(busy) + 2 * sum(chain.send_s)
 
 
-def _fits(
-    machine: Machine, held: tuple[int, ...], after: int, count: int, batch: int, tables: SailorTables
-) -> bool:
+def _fits(machine: Machine, held: tuple[int, ...], after: int, count: int, batch: int, tables: SailorTables) -> bool:
     """Whether a stage fits: states of its layers and the activations of the micro-batches in flight."""
     params = float(tables.params(machine.gpu, machine.tp, batch)[list(held)].sum())
     kept = float(tables.activation_bytes(machine.gpu, machine.tp, batch)[list(held)].sum())

@@ -49,8 +49,8 @@ def strategy_json(
         "pp_division": row([len(stage) for stage in stages]),
         "pipeline_type": "pipedream_flush",
         "default_dp_type": default,
-        "vtp": 1 if rest.ulysses else rest.width,
-        "vsp": rest.width if rest.ulysses else 0,
+        "vtp": rest.width,
+        "vsp": int(rest.ulysses),
         "embed_sdp": int(rest.zero3),
         "world_size": world_size,
     }
@@ -71,14 +71,12 @@ def export_galvatron(document: PlanDocument) -> dict[str, str]:
     for index, stage in enumerate(plan.stages):
         at, tp = f"/stages/{index}", stage.degrees.tp
         refusals.unless(tp & (tp - 1) == 0, f"{at}/degrees/tp", f"is {tp}, no power of two")
-        whole = stage.recompute.granularity in ("none", "full") and stage.recompute.method != "uniform"
-        refusals.unless(whole or stage.recompute.num_layers in (None, 1), f"{at}/recompute", f"is {stage.recompute.label}")
-        refusals.unless(
-            stage.recompute.granularity != "selective", f"{at}/recompute", f"is {stage.recompute.label}"
-        )
+        mode = stage.recompute
+        by_layer = mode.granularity != "selective" and (mode.method != "uniform" or mode.num_layers in (None, 1))
+        refusals.unless(by_layer, f"{at}/recompute", f"is {mode.label}")
         plain = isinstance(stage.sharding, str) and stage.sharding != "zero1"
         label = stage.sharding if isinstance(stage.sharding, str) else "hsdp"
-        refusals.unless(plain, f"{at}/sharding", f"is {label} (it has ddp, zero2 and zero3)")
+        refusals.unless(plain, f"{at}/sharding", f"is {label} (--fix sharding=none plans without)")
     pure = {s.sharding in ("zero3", "fsdp") for s in plan.stages} == {False}
     names = {s.sharding for s in plan.stages if isinstance(s.sharding, str) and s.sharding not in ("zero3", "fsdp")}
     refusals.unless(len(names) <= 1, "/sharding", "mixes unsharded and zero2 stages")

@@ -24,9 +24,10 @@ class Refusals:
         self._faults: list[Fault] = []
 
     def unless(self, said: bool, pointer: str, message: str) -> None:
-        """Refuse ``pointer`` unless the format can say it."""
-        if not said:
-            self._faults.append(Fault(f"/plan{pointer}", f"{message}, which {self.target} plans cannot say"))
+        """Refuse ``pointer`` unless the format can say it; the same message once."""
+        text = f"{message}, which {self.target} plans cannot say"
+        if not said and all(fault.message != text for fault in self._faults):
+            self._faults.append(Fault(f"/plan{pointer}", text))
 
     def raise_if_any(self) -> None:
         """One :class:`SpecError` with all of them."""
@@ -57,7 +58,7 @@ class Refusals:
         for index, stage in enumerate(plan.stages):
             plain = stage.sharding == "none" or stage.degrees.dp == 1
             text = stage.sharding if isinstance(stage.sharding, str) else "hsdp"
-            self.unless(plain, f"/stages/{index}/sharding", f"is {text} (plan with --fix sharding=none)")
+            self.unless(plain, f"/stages/{index}/sharding", f"is {text} (--fix sharding=none plans without)")
 
     def decoder_only(self, plan: Plan) -> None:
         """Refuse blocks other than embedding, decoder layers and head."""
@@ -78,8 +79,8 @@ def decoder_layers(stage: Stage) -> int:
 
 def layers_with_ends(stage: Stage, num_layers: int) -> list[int]:
     """The layers of a stage in a list that counts the embedding as 0 and the head as the last."""
-    place = {"embed": lambda _: 0, "decoder": lambda index: index + 1, "head": lambda _: num_layers + 1}
-    return [place[kind](index) for kind, index in blocks_of(stage)]
+    first = {"embed": 0, "decoder": 1, "head": num_layers + 1}
+    return [first[kind] + index for kind, index in blocks_of(stage)]
 
 
 def replica_pools(stage: Stage) -> list[tuple[str, str]]:

@@ -22,7 +22,8 @@ NETWORK = "ethernet-25"
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """The file (or ``machine_amounts.json`` in a folder) as a cluster."""
-    top = load(path / "machine_amounts.json" if path.is_dir() else path)
+    path = path / "machine_amounts.json" if path.is_dir() else path
+    top = load(path)
     specs, amounts = top["machine_specs"], top["machine_amounts"]
     rate = links()[NETWORK].bandwidth_bytes_per_s
     notes = [

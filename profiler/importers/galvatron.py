@@ -66,9 +66,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
             wires += _wires(load(file, path), wire[1], nodes, gpus)
         elif file.name == "overlap_coefficient.json":
             slowdown = max(1.0, load(file, path)["overlap_coe"].positive())
-            overlaps.append(
-                OverlapPoint(op="all_reduce", compute_slowdown=slowdown, communication_slowdown=slowdown)
-            )
+            overlaps.append(OverlapPoint(op="all_reduce", compute_slowdown=slowdown, communication_slowdown=slowdown))
         else:
             continue
         used.append(file.name)

@@ -119,12 +119,12 @@ def _cluster(hosts: Path, about: Entry, root: Path) -> tuple[ClusterSpec, list[s
     notes: list[str] = ["bandwidths are taken as GB/s (1e9); a node's is shared by its GPUs"]
     forms = []
     for index, ((gpu, slots, intra, inter), names) in enumerate(kinds.items()):
-        entry, note = catalog_gpu(gpu, f"{about.file}: {names[0]}.instance_type")
+        found, note = catalog_gpu(gpu, f"{about.file}: {names[0]}.instance_type")
         notes += [note] if note else []
         forms.append(
             PoolForm(
                 name=f"{gpu}-{index}",
-                gpu=entry,
+                gpu=found,
                 nodes=len(names),
                 gpus_per_node=slots,
                 intra_bytes_per_s=intra * 1e9,

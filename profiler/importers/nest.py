@@ -133,8 +133,6 @@ def _cluster(top: Entry, path: Path, options: ImportOptions) -> tuple[ClusterSpe
                 source=path.name,
             )
         )
-    pool = Pool(
-        name=gpu.name, gpu=gpu.name, nodes=span // fanouts[0], gpus_per_node=fanouts[0], levels=tuple(levels)
-    )
+    pool = Pool(name=gpu.name, gpu=gpu.name, nodes=span // fanouts[0], gpus_per_node=fanouts[0], levels=tuple(levels))
     notes = ["level 0 is taken as NVLink, the others as InfiniBand", *([note] if note else [])]
     return ClusterSpec(name=path.stem, gpus={gpu.name: gpu}, pools=(pool,), assumptions=tuple(notes)), notes

@@ -90,7 +90,7 @@ class Entry:
     def key_count(self) -> int:
         """The last key as a whole number of at least 1."""
         key = self.keys[-1]
-        if not key.isdecimal() or not 1 <= int(key[:9]) or len(key) > 9:
+        if not key.isdecimal() or len(key) > 9 or int(key) < 1:
             raise self.fault("must have a key that is a whole number of at least 1")
         return int(key)
 

@@ -197,4 +197,3 @@ def _rate(curves: list[BandwidthCurve], source: tuple[str, int, str], peer: tupl
         if ends == [source, peer]:
             return curve.max_bytes_per_s
     return None
-
