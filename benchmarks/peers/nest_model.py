@@ -134,7 +134,7 @@ class NestProblem:
         return np.where(fits & some, seconds, np.inf)
 
     def reduce_s(self, parameter_bytes: FloatArray, dp: int) -> FloatArray:
-        """[V + 1, V + 1] seconds of the stage with ``after`` stages behind it; inf where empty or too full."""
+        """Seconds of the all-reduce: halving steps at the inner level, then each outer one on top of all inside."""
         if dp == 1:
             return np.zeros_like(parameter_bytes)
         inside = np.zeros_like(parameter_bytes)
