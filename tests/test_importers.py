@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -366,3 +367,45 @@ def test_a_profile_without_points_is_refused() -> None:
     with pytest.raises(SpecError, match="holds no point"):
         HardwareProfile.parse({"provenance": {"tool": "x"}})
     assert HardwareProfile(provenance=Provenance(tool="x"), layers=(LayerPoint(model="m"),)).counts["layers"] == 1
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all values inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in leaves(item, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
+    if not path:
+        return by
+    out = dict(value) if isinstance(value, dict) else list(value)
+    out[path[0]] = replaced(value[path[0]], path[1:], by)
+    return out
+
+
+def nest_folder(folder: Path) -> Path:
+    return write(folder / "in.json", nest())
+
+
+def flashflex(folder: Path) -> Path:
+    data = {"machine_specs": {"A100-40": [312, 40, 300]}, "machine_amounts": {"A100-40": {"4": 2, "8": 1}}}
+    return write(folder / "machine_amounts.json", data)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("sailor", sailor), ("galvatron", galvatron), ("nest", nest_folder), ("metis", metis), ("flashflex", flashflex)],
+)
+def test_a_wrong_value_anywhere_is_a_fault_or_harmless(tmp_path: Path, name: str, folder: Any) -> None:
+    """Every value of every file is replaced in turn: the import works or raises SpecError, never anything else."""
+    path = folder(tmp_path)
+    options = ImportOptions(gpu="H100", gpus=16)
+    for file in sorted(tmp_path.glob("**/*.json")):
+        good = json.loads(file.read_text(encoding="utf-8"))
+        for place in leaves(good):
+            for wrong in (None, -1, 1e30, [1]):
+                write(file, replaced(good, place, wrong))
+                with suppress(SpecError):
+                    read(name, path, options)
+        write(file, good)
+    assert read(name, path, options).format == name

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from meshwright.specs.base import faults_of
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.imported import Imported
 
 from . import amp, flashflex, galvatron, metis, nest, sailor
 from .options import ImportOptions
+from .reading import POINTER
 
 #: What reads each format.
 FORMATS: dict[str, Callable[[Path, ImportOptions], Imported]] = {
@@ -27,7 +31,13 @@ def read(name: str, path: str | Path, options: ImportOptions = ImportOptions()) 
     reader = FORMATS.get(name)
     if reader is None:
         raise SpecError(Fault("/format", f"{name[:40]!r} is not a format that can be read", tuple(FORMATS)))
-    return reader(Path(path), options)
+    try:
+        return reader(Path(path), options)
+    except ValidationError as error:  # figures that are numbers, and absurd: a cluster of 1e30 GPUs
+        faults = faults_of(error)
+        raise SpecError(
+            Fault(POINTER, f"{path} gives a wrong {f.pointer.strip('/')}: {f.message}") for f in faults
+        ) from None
 
 
 __all__ = ["FORMATS", "ImportOptions", "read"]
