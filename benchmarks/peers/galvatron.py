@@ -3,8 +3,9 @@
     python -m benchmarks.peers.galvatron [--write]
 
 All layers are alike and share one memory limit, so a stage needs at most a mix of two strategies; all pairs, all counts
-and all strategies of the rest are tried for every number of micro-batches. Our planner's space has one strategy for all
-layers (and a count of recomputed ones), so this search is its own. ``--write`` stores the plans in Galvatron's format.
+and all strategies of the rest are tried for every number of micro-batches (``mix``). ``planner`` is the planner's own
+search with these costs (:class:`~benchmarks.peers.galvatron_costs.GalvatronCosts`); its space has one strategy for all
+layers and a count of recomputed ones. ``--write`` stores the mixes in Galvatron's format.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.megatron_export.peers.galvatron import LayerChoice, strategy_json
-from meshwright.profiler.importers import read
+from meshwright.planner.explore import Search
+from meshwright.planner.request import PlanRequest
+from meshwright.profiler.importers import ImportOptions, read
 from meshwright.specs.batch import FloatArray, IntArray
+from meshwright.specs.model_io import load_model
+from meshwright.specs.targets import load_target
+from meshwright.specs.workload import workload_from_options
 
 from .data import GALVATRON, HERE
+from .galvatron_costs import GalvatronCosts
 from .galvatron_model import CONTEXT_MB, RESERVED_ABOVE_GB, RESERVED_SHARE, Cost, GalvatronModel, Strategy
 
 LAYERS, HIDDEN = 32, 4096
@@ -166,6 +173,33 @@ def solve(case: Case) -> Outcome:
     return replace(found, cpu_s=cpu_s)
 
 
+def solve_by_planner(case: Case) -> tuple[float, float]:
+    """Seconds a step of the best plan of the planner's own space (one strategy for all layers, some recomputed), over
+    all strategies of the rest, and CPU seconds, reading included."""
+    started = time.process_time()
+    found = read("galvatron", GALVATRON, ImportOptions(gpu="A100-SXM-80GB", gpus=8 * case.nodes))
+    assert found.profile is not None
+    assert found.cluster is not None
+    model, target = GalvatronModel(found.profile, case.nodes, 8, HIDDEN), load_target("megatron@0.19")
+    request = PlanRequest(
+        model=load_model("llama-2-7b"),
+        cluster=found.cluster,
+        workload=workload_from_options({"global_batch_size": case.batch, "seq_length": 2048}),
+        target=target,
+        top=1,
+        forbid=("vpp", "cp", "pp"),
+        memory_headroom=0.0,
+    )
+    room = case.memory_gb * 1024 - reserve_mb(case.memory_gb) - CONTEXT_MB
+    ends = {end for chunks in range(1, case.batch + 1) for end in strategies(model, case.batch, chunks, False)}
+    best = np.inf
+    for end in sorted(ends):
+        costs = GalvatronCosts(model, end, case.batch, room, LAYERS, target)
+        plan = Search(request, costs=costs).run().best
+        best = min(best, plan.step_time_s if plan else np.inf)
+    return float(best), time.process_time() - started
+
+
 def describe(found: Outcome) -> str:
     """A plan in words."""
 
@@ -178,16 +212,16 @@ def describe(found: Outcome) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    print(
-        f"{'case':4s} {'GPUs':>4s} {'batch':>5s} {'samples/s':>9s} {'Galvatron':>9s} {'MB':>8s} {'CPU s':>6s} "
-        f"{'its CPU s':>9s}"
-    )
+    print(f"{'':24s} {'samples/s':>26s}   {'':8s} {'CPU s':>26s}")
+    print(f"{'case':4s} {'GPUs':>4s} {'batch':>5s} {'GB':>3s} {'mix':>12s} {'planner':>8s} {'Galvatron':>9s}", end="")
+    print(f" {'MB':>8s} {'mix':>8s} {'planner':>8s} {'Galvatron':>9s}")
     for case in CASES:
         found = solve(case)
+        planner_s, planner_cpu_s = solve_by_planner(case)
         print(
-            f"{case.name:4s} {8 * case.nodes:4d} {case.batch:5d} {case.batch / found.step_s:9.3f} "
-            f"{case.published_per_s:9.2f} {found.memory_mb:8.0f} {found.cpu_s:6.2f} {case.published_cpu_s:9.1f}  "
-            f"{describe(found)}"
+            f"{case.name:4s} {8 * case.nodes:4d} {case.batch:5d} {case.memory_gb:3.0f} "
+            f"{case.batch / found.step_s:12.3f} {case.batch / planner_s:8.3f} {case.published_per_s:9.2f} {found.memory_mb:8.0f} {found.cpu_s:8.2f} "
+            f"{planner_cpu_s:8.2f} {case.published_cpu_s:9.1f}  {describe(found)}"
         )
         if "--write" in arguments:
             layers = [

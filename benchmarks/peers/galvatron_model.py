@@ -45,8 +45,9 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds without and with the gradients' reduction, and megabytes."""
+    """Milliseconds of the forward pass, of both without and with the gradients' reduction, and megabytes."""
 
+    forward_ms: float
     compute_ms: float
     synced_ms: float
     memory_mb: float
@@ -91,12 +92,17 @@ class GalvatronModel:
         reduce = self._reduce_ms(self.parameter_mb / how.tp / 2, self.world // how.tp, strided=how.tp > 1)
         shared = self._shared_ms(how, local) + (reduce / 2 if how.zero3 else 0.0)
         states = STATES_OVER_FP32 * self.parameter_mb / how.tp * self.sharded(how, chunks)
-        kept = self.checkpoint_mb / how.width if how.recompute else self.activation_mb[how.width]
         return Cost(
+            forward_ms=forward,
             compute_ms=forward + backward + shared,
             synced_ms=forward + self.overlapped(reduce, backward) + shared,
-            memory_mb=float(np.ceil(states + kept * local)),
+            memory_mb=float(np.ceil(states + self.kept_mb(how, batch, chunks))),
         )
+
+    def kept_mb(self, how: Strategy, batch: int, chunks: int) -> float:
+        """What a layer keeps of a micro-batch."""
+        kept = self.checkpoint_mb / how.width if how.recompute else self.activation_mb[how.width]
+        return kept * self.local_batch(how, batch, chunks)
 
     def rest(self, how: Strategy, batch: int, chunks: int) -> Cost:
         """Embedding and head, whose gradients' reduction is never waited for."""
@@ -110,7 +116,7 @@ class GalvatronModel:
         shared = self._table_ms("all_reduce", how.tp, self._message_mb(local)) if how.tp > 1 else 0.0
         compute = self._hidden(gather, forward) + self._hidden(gather, backward) + shared
         states = self.rest_states_mb[how.tp] * self.sharded(how, chunks)
-        return Cost(compute, compute, states + self.rest_activation_mb[how.width] * local)
+        return Cost(forward, compute, compute, states + self.rest_activation_mb[how.width] * local)
 
     def local_batch(self, how: Strategy, batch: int, chunks: int) -> int:
         """Samples of a micro-batch on the ranks that share one."""

@@ -190,6 +190,14 @@ class NestProblem:
             choices.append(longest.argmin(axis=1))
             rest = longest.min(axis=1)
 
+    def best_replicas(self, tp: int, cuts: tuple[int, ...]) -> Plan | None:
+        """The best number of replicas of a split; None where the devices are not enough for one."""
+        most = self.devices // (tp * self.width * (len(cuts) - 1))
+        if not most:
+            return None
+        _, fewest = np.unique(np.ceil(self.micro_batches / np.arange(1, most + 1)), return_index=True)
+        return min((Plan(tp, int(index) + 1, cuts) for index in fewest), key=self.step_s)
+
     def _trace(self, end: int, choices: list[np.ndarray]) -> tuple[int, ...]:
         cuts = [0, end]
         for choice in reversed(choices):
