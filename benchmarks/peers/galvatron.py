@@ -220,8 +220,9 @@ def main(arguments: list[str]) -> None:
         planner_s, planner_cpu_s = solve_by_planner(case)
         print(
             f"{case.name:4s} {8 * case.nodes:4d} {case.batch:5d} {case.memory_gb:3.0f} "
-            f"{case.batch / found.step_s:12.3f} {case.batch / planner_s:8.3f} {case.published_per_s:9.2f} {found.memory_mb:8.0f} {found.cpu_s:8.2f} "
-            f"{planner_cpu_s:8.2f} {case.published_cpu_s:9.1f}  {describe(found)}"
+            f"{case.batch / found.step_s:12.3f} {case.batch / planner_s:8.3f} {case.published_per_s:9.2f} "
+            f"{found.memory_mb:8.0f} {found.cpu_s:8.2f} {planner_cpu_s:8.2f} {case.published_cpu_s:9.1f}  "
+            f"{describe(found)}"
         )
         if "--write" in arguments:
             layers = [

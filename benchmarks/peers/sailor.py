@@ -3,7 +3,7 @@
     python -m benchmarks.peers.sailor [--write]
 
 For every case: the plans that the search finds (whole pools, any order, any split), ranked by events with sends beside
-compute, and the first one's scores. ``--write`` stores it in Sailor's format beside this file.
+compute, and the first one's scores. ``--write`` stores plans (in Sailor's format) and scores beside this file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwright.megatron_export.peers.sailor import sailor_plan
@@ -126,8 +126,10 @@ def describe(plan: dict[str, Any]) -> str:
 
 def main(arguments: list[str]) -> None:
     print(f"{'case':36s} {'events':>8s} {'blocking':>8s} {'formula':>8s} {'Sailor':>8s} {'known':>8s} {'CPU s':>6s}")
+    scores = {}
     for case in CASES:
         found = solve(case)
+        scores[case.name] = {name: value for name, value in asdict(found.score).items() if name != "too_full"}
         one = found.score
         print(
             f"{case.name:36s} {one.events_per_s:8.4f} {one.blocking_events_per_s:8.4f} {one.closed_form_per_s:8.4f} "
@@ -135,6 +137,8 @@ def main(arguments: list[str]) -> None:
         )
         if "--write" in arguments:
             (HERE / case.plan_file).write_text(json.dumps(found.plan) + "\n", encoding="utf-8")
+    if "--write" in arguments:
+        (HERE / "sailor_scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
