@@ -158,6 +158,24 @@ def test_galvatron_times_memory_and_wires(tmp_path: Path) -> None:
     assert "--gpu" in found.notes[0]
 
 
+def test_older_galvatron_files_name_neither_batch_nor_length(tmp_path: Path) -> None:
+    write(tmp_path / "computation_profiling_fp32_bert.json", {"layertype_0": 4.0, "layertype_other": 2.0})
+    sizes = {"parameter_size": 8.0, "tp_activation_per_bsz_dict": {"1": 5.0}}
+    write(tmp_path / "memory_profiling_fp32_bert.json", {"layertype_0": sizes})
+    timed, other, held = layers_of(read("galvatron", tmp_path))
+    assert (timed.forward_s, timed.micro_batch_size, timed.seq_length) == (0.004, 1, None)
+    assert other.kind == "rest"
+    assert (held.params, held.seq_length, held.sequence_parallel) == (2 * MEGABYTE, None, False)
+
+
+def test_sailor_models_without_sizes_keep_their_times(tmp_path: Path) -> None:
+    sailor(tmp_path)
+    write(tmp_path / "llm_info.json", {"GPT": {}})
+    found = read("sailor", tmp_path)
+    assert {p.params for p in layers_of(found)} == {None}
+    assert found.notes[0] == "llm_info.json has no sizes for some layers of OPT"
+
+
 def test_galvatron_cluster_of_a_named_gpu(tmp_path: Path) -> None:
     cluster = read("galvatron", galvatron(tmp_path), ImportOptions(gpu="A100-80GB", gpus=16)).cluster
     assert cluster is not None
@@ -280,6 +298,12 @@ def test_metis_profile_and_cluster(tmp_path: Path) -> None:
         (1, 4, ("10.0.0.3",)),
     ]
     assert [level.bandwidth_bytes_per_s for level in cluster.pools[0].levels] == [46e9, 10e9 / 8]
+    node = {"instance_type": "V100", "inter_bandwidth": 312500000, "intra_bandwidth": 5312500000, "memory": 16}
+    write(tmp_path / "hostfile", "a slots=4\nb slots=4\n")
+    write(tmp_path / "clusterfile.json", {"a": node, "b": node})  # bytes a second
+    other = read("metis", tmp_path).cluster
+    assert other is not None
+    assert [level.bandwidth_bytes_per_s for level in other.pools[0].levels] == [5312500000, 312500000 / 4]
 
 
 def test_metis_faults_name_file_and_key(tmp_path: Path) -> None:
@@ -301,6 +325,8 @@ def test_amp_rows_are_layers(tmp_path: Path) -> None:
         ("decoder", "V100-16", 2, 0.005),
         ("head", "V100-16", 2, 0.002),
     ]
+    np.save(tmp_path / "gpt2_G4_1.npy", np.array([1.0, 5.0, 2.0]))  # milliseconds
+    assert [p.forward_s for p in layers_of(read("amp", tmp_path), gpu="T4")] == [0.001, 0.005, 0.002]
     np.save(tmp_path / "gpt2_P3_4.npy", np.array([0.001, np.nan]))
     assert "gpt2_P3_4.npy: 1 must be a time" in fault("amp", tmp_path)
     np.save(tmp_path / "gpt2_P3_4.npy", np.array([{}], dtype=object), allow_pickle=True)

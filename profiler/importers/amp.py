@@ -1,4 +1,4 @@
-"""AMP: ``{model}_{machine}_{tp}.npy``, one forward time a layer at micro-batch 1, seconds.
+"""AMP: ``{model}_{machine}_{tp}.npy``, one forward time a layer at micro-batch 1.
 
 AMP keeps its clusters in scripts, as two rates a node; there is no file of them to read.
 """
@@ -22,8 +22,11 @@ _FILE = re.compile(r"(.+)_([^_]+)_(\d{1,5})\.npy")
 _MACHINES = {"P3": "V100-16", "G4": "T4"}
 #: Far more layers than any model has.
 _MOST_LAYERS = 100_000
+#: No layer runs as many seconds on one sample: a larger figure counts milliseconds.
+SECONDS_BELOW = 0.5
 _TOLD = (
-    "forward_s is in the source's own unit, taken as seconds; backward is assumed twice the forward pass there",
+    "the files name no unit: times whose median is below 0.5 are taken as seconds, others as milliseconds",
+    "backward is assumed twice the forward pass there",
     "the layers count the embedding and the head among them",
 )
 
@@ -69,4 +72,5 @@ def _times(file: Path) -> list[float]:
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong):
         raise SpecError(Fault(POINTER, f"{file.name}: {wrong[0]} must be a time of at least 0, is {values[wrong[0]]}"))
-    return [float(value) for value in values]
+    scale = 1.0 if float(np.median(values)) < SECONDS_BELOW else 1e-3
+    return [float(value) * scale for value in values]

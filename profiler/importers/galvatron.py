@@ -35,7 +35,7 @@ _PARAMETER_BYTES = 4
 _PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MODEL_FILE = re.compile(r"(computation|memory)_profiling_([a-z0-9]+)_(.+)\.json")
 _WIRE_FILE = re.compile(r"(allreduce_bandwidth|p2p_bandwidth|sp_time)_(\d{1,6})nodes_(\d{1,4})gpus_per_node\.json")
-_TIME = re.compile(r"layertype_(\d{1,4}|other)_bsz(\d{1,6})_seq(\d{1,8})")
+_TIME = re.compile(r"layertype_(\d{1,4}|other)(?:_bsz(\d{1,6}))?(?:_seq(\d{1,8}))?")
 _TYPE = re.compile(r"layertype_(\d{1,4})(_sp)?")
 _REST = re.compile(r"other_memory_pp_(off|on_first|on_last)(_sp)?")
 _POSITION = {"off": "only", "on_first": "first", "on_last": "last"}
@@ -100,7 +100,7 @@ def _times(entry: Entry, model: str, precision: Precision | None) -> list[LayerP
             if not key.startswith("layernum"):  # raw totals that the layer times were made from
                 raise value.fault("is not a known key; expected layertype_0_bsz1_seq2048")
             continue
-        batch, kind = int(match[2]), match[1]
+        batch, kind = int(match[2] or 1), match[1]
         if not batch:
             raise value.fault("must have a batch of at least 1")
         out.append(
@@ -109,7 +109,7 @@ def _times(entry: Entry, model: str, precision: Precision | None) -> list[LayerP
                 kind="rest" if kind == "other" else "decoder",
                 position="only" if kind == "other" else None,
                 micro_batch_size=batch,
-                seq_length=int(match[3]) or None,
+                seq_length=int(match[3] or 0) or None,
                 precision=precision,
                 forward_s=value.positive() * batch / 1e3,
             )
@@ -123,8 +123,9 @@ def _memory(entry: Entry, model: str, precision: Precision | None) -> list[Layer
         layer, rest = _TYPE.fullmatch(key), _REST.fullmatch(key)
         if layer is None and rest is None:
             continue  # raw totals that the other entries were made from
-        for _, value in by_length.fields():
-            seq = value.key_count()
+        whole = "parameter_size" in by_length or "model_states" in by_length  # older files name no length
+        for value in [by_length] if whole else [value for _, value in by_length.fields()]:
+            seq = None if whole else value.key_count()
             if layer is not None:
                 of = _named(model, layer[1])
                 out += _layer_memory(value, of, precision, seq, layer[2] is not None)
@@ -133,7 +134,7 @@ def _memory(entry: Entry, model: str, precision: Precision | None) -> list[Layer
     return out
 
 
-def _layer_memory(entry: Entry, model: str, precision: Precision | None, seq: int, sp: bool) -> list[LayerPoint]:
+def _layer_memory(entry: Entry, model: str, precision: Precision | None, seq: int | None, sp: bool) -> list[LayerPoint]:
     params = entry["parameter_size"].positive() * MEGABYTE / _PARAMETER_BYTES
     out = []
     for key, value in entry["tp_activation_per_bsz_dict"].fields():
@@ -154,7 +155,7 @@ def _layer_memory(entry: Entry, model: str, precision: Precision | None, seq: in
 
 
 def _rest_memory(
-    entry: Entry, model: str, precision: Precision | None, seq: int, sp: bool, position: str
+    entry: Entry, model: str, precision: Precision | None, seq: int | None, sp: bool, position: str
 ) -> list[LayerPoint]:
     out = []
     for key, value in entry["model_states"].fields():

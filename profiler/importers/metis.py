@@ -19,6 +19,8 @@ from .options import ImportOptions
 from .reading import Entry, lines, load, nothing_found, require_folder
 
 MEGABYTE = 2**20
+#: Bandwidths from here on cannot be GB/s.
+BYTES_FROM = 1e6
 _FILE = re.compile(r"DeviceType\.(.+)_tp(\d{1,5})_bs(\d{1,6})\.json")
 _HOST = re.compile(r"(\S+)\s+slots=(\d{1,4})")
 _TOLD = (
@@ -84,7 +86,7 @@ def _layers(top: Entry, gpu: str, tp: int, batch: int) -> list[LayerPoint]:
     name = _find(top, "model_name")
     return [
         LayerPoint(
-            model=name.text() if name else "model",
+            model=name.text() if name and name.value is not None else "model",
             kind="embedding" if index == 0 else "head" if index == len(times) - 1 else "decoder",
             index=index,
             gpu=gpu,
@@ -99,6 +101,12 @@ def _layers(top: Entry, gpu: str, tp: int, batch: int) -> list[LayerPoint]:
     ]
 
 
+def _rate(entry: Entry) -> float:
+    """Bytes/s: the code counts gigabytes, the examples in its README bytes."""
+    value = entry.positive()
+    return value if value >= BYTES_FROM else value * 1e9
+
+
 def _cluster(hosts: Path, about: Entry, root: Path) -> tuple[ClusterSpec, list[str]]:
     """Hosts of one type, size and rates are a pool."""
     kinds: dict[tuple[str, int, float, float], list[str]] = {}
@@ -110,13 +118,15 @@ def _cluster(hosts: Path, about: Entry, root: Path) -> tuple[ClusterSpec, list[s
         key = (
             entry["instance_type"].text(),
             int(match[2]),
-            entry["intra_bandwidth"].positive(),
-            entry["inter_bandwidth"].positive(),
+            _rate(entry["intra_bandwidth"]),
+            _rate(entry["inter_bandwidth"]),
         )
         kinds.setdefault(key, []).append(match[1])
     if not kinds:
         raise Entry(None, hosts.name).fault("names no host")
-    notes: list[str] = ["bandwidths are taken as GB/s (1e9); a node's is shared by its GPUs"]
+    notes: list[str] = [
+        f"bandwidths are taken as GB/s (1e9), from {BYTES_FROM:g} on as bytes/s; a node's is shared by its GPUs"
+    ]
     forms = []
     for index, ((gpu, slots, intra, inter), names) in enumerate(kinds.items()):
         found, note = catalog_gpu(gpu, f"{about.file}: {names[0]}.instance_type")
@@ -127,8 +137,8 @@ def _cluster(hosts: Path, about: Entry, root: Path) -> tuple[ClusterSpec, list[s
                 gpu=found,
                 nodes=len(names),
                 gpus_per_node=slots,
-                intra_bytes_per_s=intra * 1e9,
-                inter_bytes_per_s=inter * 1e9 / slots,
+                intra_bytes_per_s=intra,
+                inter_bytes_per_s=inter / slots,
                 hosts=tuple(names),
                 source="clusterfile.json",
             )

@@ -4,7 +4,7 @@ A folder with some of::
 
     profiles/MODEL/GPU/profile.json        [micro-batch][tp][layer] = [forward, backward, update] seconds
     llm_info.json                          [MODEL][tp][layer] = {params_floats, act_mem_floats, act_output_floats, ...}
-    multizone_bandwidths_het.json          [zone][GPU][n][zone][GPU][n] = [[polynomial, highest power first], most B/s]
+    *bandwidths_het*.json                  [zone][GPU][n][zone][GPU][n] = [[polynomial, highest power first], most B/s]
     *.csv                                  Timestamp,GPU_ZONE,... with the GPUs of each type and zone at a time
 
 Layers count the embedding (0) and the head (the last one). Floats are of four bytes; sizes are for one sample.
@@ -26,7 +26,7 @@ FLOAT_BYTES = 4
 #: GPUs of the machines that Sailor's harness rents.
 GPUS_PER_NODE = 4
 _Pools = tuple[list[PoolForm], NetworkLevel | None, list[str]]
-_EXPECTED = "profiles/MODEL/GPU/profile.json, multizone_bandwidths*.json, a trace .csv"
+_EXPECTED = "profiles/MODEL/GPU/profile.json, multizone_bandwidths_het.json, a trace .csv"
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -34,16 +34,17 @@ def read(path: Path, options: ImportOptions) -> Imported:
     chosen = [path] if path.suffix == ".csv" and path.is_file() else None
     path = path.parent if chosen else path
     require_folder(path, f"a folder with {_EXPECTED}")
-    sizes = load(path / "llm_info.json", path) if (path / "llm_info.json").is_file() else None
-    profiles, tables = sorted(path.glob("**/profile.json")), sorted(path.glob("multizone_bandwidths*.json"))
+    profiles, tables = sorted(path.glob("**/profile.json")), sorted(path.glob("**/*bandwidths_het*.json"))
+    sizes = next((load(file, path) for file in sorted(path.glob("**/llm_info.json"))), None)
     traces = chosen or sorted(path.glob("*.csv"))
     layers = [point for file in profiles for point in _layers(load(file, path), file, sizes)]
     curves = [curve for file in tables for curve in _curves(load(file, path))]
     if not layers and not curves and not traces:
         raise nothing_found(path, _EXPECTED)
     notes = []
-    if layers and sizes is None:
-        notes.append("llm_info.json is missing: the layers have no parameters and no activations")
+    bare = sorted({point.model for point in layers if point.params is None})
+    if bare:
+        notes.append(f"llm_info.json has no sizes for some layers of {', '.join(bare)}")
     profile = None
     if layers or curves:
         names = tuple(str(file.relative_to(path)) for file in (*profiles, *tables))
@@ -65,6 +66,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
 
 def _layers(table: Entry, file: Path, sizes: Entry | None) -> list[LayerPoint]:
     gpu, model = file.parent.name, file.parent.parent.name
+    known = sizes[model] if sizes is not None and model in sizes else None
     out = []
     for _, by_tp in table.fields():
         batch = by_tp.key_count()
@@ -75,7 +77,7 @@ def _layers(table: Entry, file: Path, sizes: Entry | None) -> list[LayerPoint]:
                     raise entry.fault(f"is not one of the layers 0 to {number - 1}")
                 times = entry.numbers(3)
                 index = int(name)
-                about = sizes[model][tp][name] if sizes is not None and tp in sizes[model] else None
+                about = known[tp][name] if known is not None and tp in known else None
                 out.append(
                     LayerPoint(
                         model=model,
