@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.files import read_document, read_text
 
 POINTER = "/path"
+#: Beyond any byte count, rate or time of a file that can be read.
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,17 @@ class Entry:
     def number(self, least: float = 0.0, *, above: bool = False) -> float:
         """A finite number of at least ``least`` (``above``: more than that)."""
         value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fault(f"must be a number, is {_kind(value)}")
+        if not -_LARGEST <= value <= _LARGEST:  # infinities, and whole numbers that no float holds
+            raise self.fault("must be a number of a sensible size")
         if value < least or (above and value == least):
             raise self.fault(f"must be {'above' if above else 'at least'} {least:g}, is {value:g}")
         return float(value)
 
     def any_number(self) -> float:
-        """A finite number."""
-        return self.number(-math.inf)
+        """A number of either sign."""
+        return self.number(-_LARGEST)
 
     def positive(self) -> float:
         """A finite number above 0."""
