@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from . import exit_codes
-from .commands import backtest, calibrate, catalog, check, describe, estimate, export, plan, serve
+from .commands import backtest, calibrate, catalog, check, describe, estimate, export, import_, plan, serve
 
 #: Base of all usage errors of the command-line parser. Typer 0.29 carries its own copy of click, earlier versions use
 #: click itself; the base class is the same one of ``BadParameter`` in both.
@@ -34,6 +34,7 @@ app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("check")(check.check)
 app.command("export")(export.export)
+app.command("import")(import_.import_)
 app.command("backtest")(backtest.backtest)
 app.command("calibrate")(calibrate.calibrate)
 app.command("catalog")(catalog.catalog)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from meshwright.megatron_export import EXPORTERS, LAUNCHERS
+from meshwright.megatron_export.peers import PEER_EXPORTERS
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.specs.document import PlanDocument
@@ -20,7 +21,8 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def export_files(document: PlanDocument, target: str | None = None, launcher: str = "torchrun") -> dict[str, str]:
-    """Name to text of every file. ``target`` must be the one that the plan was made for (None = that one).
+    """Name to text of every file. ``target`` must be the one that the plan was made for (None = that one), or the
+    format of another planner, which any legal plan that the format can say is written in.
 
     Raises :class:`SpecError` for another target, an unknown launcher, or a document without a plan;
     :class:`IllegalPlan` for a plan that the target refuses.
@@ -28,6 +30,10 @@ def export_files(document: PlanDocument, target: str | None = None, launcher: st
     if document.plan is None:
         raise SpecError(Fault("/plan", f"is null: there is nothing to export (status {document.status})"))
     made_for = document.inputs.target
+    if target in PEER_EXPORTERS:
+        require_launcher(launcher)
+        _require_legal(document, document.plan)
+        return _in_documents_terms(lambda: PEER_EXPORTERS[str(target)](document))
     if target is not None:
         try:
             name = load_target(target).name
@@ -42,8 +48,13 @@ def export_files(document: PlanDocument, target: str | None = None, launcher: st
     exporter = EXPORTERS.get(made_for.framework)
     if exporter is None:
         raise SpecError(Fault("/target", f"there is no exporter for {made_for.framework}", tuple(EXPORTERS)))
+    return _in_documents_terms(lambda: exporter(document, launcher))
+
+
+def _in_documents_terms(files: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """The files; faults point into the document."""
     try:
-        return exporter(document, launcher)
+        return files()
     except SpecError as error:
         raise SpecError(Fault(_in_document(f.pointer), f.message, f.alternatives) for f in error.faults) from None
 

@@ -207,7 +207,15 @@ def or_text(convert: Any, text: str) -> Any:
         return text
 
 
-_ARGUMENTS = {"model": "MODEL", "document": "PLAN", "plan": "PLAN", "file": "FILE", "runs": "RUNS.csv"}
+_ARGUMENTS = {
+    "model": "MODEL",
+    "document": "PLAN",
+    "plan": "PLAN",
+    "file": "FILE",
+    "runs": "RUNS.csv",
+    "format": "FORMAT",
+    "path": "PATH",
+}
 
 
 def field_name(pointer: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from .cluster import ClusterSpec
 from .cluster_shorthand import FORMS, parse_shorthand
 from .errors import Fault, SpecError
+from .imported import Imported, is_imported
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -39,11 +40,21 @@ def cluster_from_data(data: Any) -> ClusterSpec:
     if not isinstance(data, dict):
         what = f"must be shorthand or an object with pools, got {type(data).__name__}"
         raise SpecError(Fault("", what, FORMS))
+    if is_imported(data):
+        return _imported_cluster(data)
     if _is_document(data):
         return ClusterSpec.parse(data)
     from .cluster_file import cluster_from_form
 
     return cluster_from_form(data)
+
+
+def _imported_cluster(data: dict[str, Any]) -> ClusterSpec:
+    """The cluster of what ``meshwright import`` has written."""
+    cluster = Imported.parse(data).cluster
+    if cluster is None:
+        raise SpecError(Fault("/cluster", "is null: the file holds an imported profile and no cluster"))
+    return cluster
 
 
 def _load_file(path: str) -> ClusterSpec:

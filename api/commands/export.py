@@ -9,7 +9,16 @@ import typer
 from .. import exit_codes
 
 PlanFile = Annotated[str | None, typer.Argument(metavar="PLAN", help="Plan document, or - for standard input.")]
-Target = Annotated[str | None, typer.Option("--target", metavar="TARGET", help="Default: the target the plan is for.")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help="Default: the target the plan is for. Or another planner's format: sailor, galvatron, flagscale, metis, "
+        "flashflex, nest.",
+        show_default=False,
+    ),
+]
 Launcher = Annotated[
     str,
     typer.Option(
@@ -35,6 +44,7 @@ def export(
     Examples:
       meshwright export plan.json -o run
       meshwright export plan.json --target megatron@0.19 --launcher slurm -o run
+      meshwright export plan.json --target flagscale -o run
     """
     from meshwright.specs.errors import Fault, SpecError
 

@@ -1,0 +1,145 @@
+"""Our search on Sailor's two mixed clusters with Sailor's costs.
+
+    python -m benchmarks.peers.sailor [--write]
+
+For every case: the plans that the search finds (whole pools, any order, any split), ranked by events with sends beside
+compute, and the first one's scores. ``--write`` stores plans (in Sailor's format) and scores beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from meshwright.megatron_export.peers.sailor import sailor_plan
+from meshwright.planner.answer_parts import inputs_of, plan_of
+from meshwright.planner.explore import Finalist, Search
+from meshwright.planner.request import PlanRequest
+from meshwright.profiler.importers import read
+from meshwright.specs.attention import SoftmaxAttention
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.feed_forward import DenseFFN
+from meshwright.specs.model import LayerKind, ModelSpec
+from meshwright.specs.targets import load_target
+from meshwright.specs.workload import workload_from_options
+
+from .data import HERE, SAILOR
+from .sailor_costs import NEVER_S, SailorCosts
+from .sailor_score import Score, score
+from .sailor_tables import SailorTables
+
+GLOBAL_BATCH, SEQUENCE = 1024, 2048
+#: Plans of different degrees and orders that the search settles.
+PLACES = 50
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cluster, by the trace that describes it, with the published scores in Sailor's own simulator."""
+
+    name: str
+    trace: str
+    sailor_per_s: float
+    best_known_per_s: float
+
+    @property
+    def plan_file(self) -> str:
+        return f"sailor_plan_{self.trace.removesuffix('.csv')}.json"
+
+
+CASES = (
+    Case("16 A100-40 + 16 V100-16", "a100_v100.csv", 0.0771, 0.0829),
+    Case("16 A100-40 + 16 GH-96 + 16 V100-16", "a100_gh200_v100.csv", 0.1356, 0.1920),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search found, in Sailor's format, with its scores and the CPU seconds it took."""
+
+    plan: dict[str, Any]
+    score: Score
+    search_step_s: float
+    cpu_s: float
+
+
+def opt_350m() -> ModelSpec:
+    """The layers of Sailor's OPT-350 profile: an embedding, 24 decoder layers and a head."""
+    attention = SoftmaxAttention(num_heads=16, num_kv_heads=16, head_dim=64, qkv_bias=True, out_bias=True)
+    return ModelSpec(
+        name="OPT-350",
+        family="opt",
+        hidden_size=1024,
+        vocab_size=50272,
+        kinds=(LayerKind(attention=attention, feed_forward=DenseFFN(intermediate_size=4096, gated=False, bias=True)),),
+        pattern=(0,) * 24,
+        activation="gelu",
+        max_position_embeddings=2048,
+    )
+
+
+def solve(case: Case) -> Outcome:
+    """The best plan of the search under the event score."""
+    started = time.process_time()
+    found = read("sailor", SAILOR / case.trace)
+    assert found.profile is not None
+    assert found.cluster is not None
+    tables = SailorTables(found.profile)
+    request = PlanRequest(
+        model=opt_350m(),
+        cluster=found.cluster,
+        workload=workload_from_options(
+            {"global_batch_size": GLOBAL_BATCH, "seq_length": SEQUENCE, "precision": "fp32"}
+        ),
+        target=load_target("megatron@0.19"),
+        top=PLACES,
+        fix={"sharding": "none"},
+        forbid=("vpp", "cp", "recompute"),
+        memory_headroom=0.0,
+    )
+    names = [pool.name.partition("_") for pool in found.cluster.pools]
+    search = Search(request, costs=SailorCosts(tables, [(gpu, zone) for gpu, _, zone in names]))
+    result = search.run()
+    best: tuple[float, dict[str, Any], Score, Finalist] | None = None
+    for finalist in sorted(result.finalists, key=lambda item: item.order):
+        if finalist.step_time_s >= NEVER_S:
+            continue
+        document = PlanDocument(status="feasible", inputs=inputs_of(request), plan=plan_of(request, search, finalist))
+        plan = sailor_plan(document)
+        scored = score(plan, tables, GLOBAL_BATCH)
+        if not scored.too_full and (best is None or scored.events_per_s > best[0]):
+            best = (scored.events_per_s, plan, scored, finalist)
+    assert best is not None, "the search found no plan"
+    return Outcome(best[1], best[2], best[3].step_time_s, time.process_time() - started)
+
+
+def describe(plan: dict[str, Any]) -> str:
+    """The stages of a plan in words."""
+    pipeline = plan["pipeline_list"][0]
+    stages = zip(pipeline["layers_per_stage"], pipeline["tmp_per_stage"], strict=True)
+    text = ", ".join(f"{stage[0][0][0][0]} tp{stage[0][1]} x{len(stage)}: {len(held)}" for held, stage in stages)
+    return f"mbs {plan['mbs']}; layers {text}"
+
+
+def main(arguments: list[str]) -> None:
+    print(f"{'case':36s} {'events':>8s} {'blocking':>8s} {'formula':>8s} {'Sailor':>8s} {'known':>8s} {'CPU s':>6s}")
+    scores = {}
+    for case in CASES:
+        found = solve(case)
+        scores[case.name] = {name: value for name, value in asdict(found.score).items() if name != "too_full"}
+        one = found.score
+        print(
+            f"{case.name:36s} {one.events_per_s:8.4f} {one.blocking_events_per_s:8.4f} {one.closed_form_per_s:8.4f} "
+            f"{case.sailor_per_s:8.4f} {case.best_known_per_s:8.4f} {found.cpu_s:6.2f}  {describe(found.plan)}"
+        )
+        if "--write" in arguments:
+            (HERE / case.plan_file).write_text(json.dumps(found.plan) + "\n", encoding="utf-8")
+    if "--write" in arguments:
+        (HERE / "sailor_scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
