@@ -30,7 +30,8 @@ the `scheme`:"""
 NOT_HIDDEN = """What no split shows: the form of the model was chosen with these runs in sight; the fits without a
 group linearise prices around the point that all runs together gave; rates of operators and collectives come from
 measurements of kernels and are the same in every split; the T4's rates were fitted on AMP's runs, so its rows are not
-unseen. Of vTrain's runs on one node only a fifth takes part in any fit."""
+unseen. Of vTrain's runs on one node only a fifth takes part in any fit. Four runs of torchtitan on B200, under a power
+limit that their source does not state, take part in none; they are judged like all others."""
 
 FIGURES = """An error is predicted over measured step time, less one. Tables show mean, median and 90th percentile of
 its size; `bias` is its signed median, below zero where estimates are too short. `inside` is the share of measured
