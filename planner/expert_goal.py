@@ -1,0 +1,98 @@
+"""A request's expert load: what it makes the expert ranks' load at every degree, and the placement of the plan found."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from meshwright.specs.document import Explanation, PlanDocument
+from meshwright.specs.expert_load import ExpertLoad
+from meshwright.specs.goals import ExpertPlacement
+
+from .corrections import estimate_of
+from .expert_placement import Placement, contiguous, lower_bound, placed
+from .explain import seconds
+from .request import PlanRequest
+from .space import divisors
+
+#: Histograms of more layers than this are placed without the integer programme, one call of which takes up to seconds.
+SOLVED_LAYERS = 4
+
+
+def with_expert_load(request: PlanRequest) -> PlanRequest:
+    """The request with the load factor of every expert-parallel degree, experts placed; itself without a load.
+
+    A degree's factor is the mean over MoE layers, since a step adds them up.
+    """
+    load = request.expert_load
+    if load is None:
+        return request
+    factors = {ep: _mean(placements(load, ep)) for ep in divisors(load.num_experts)}
+    workload = request.workload.model_copy(update={"moe_load_factor_by_ep": factors})
+    return request.model_copy(update={"workload": workload})
+
+
+@lru_cache(maxsize=256)
+def placements(load: ExpertLoad, ep: int) -> tuple[Placement, ...]:
+    """The placement of every layer of a load on ``ep`` ranks, equal counts."""
+    solver = len(load.layers) <= SOLVED_LAYERS
+    return tuple(placed(np.array(layer), ep, solver=solver) for layer in load.layers)
+
+
+def _mean(found: tuple[Placement, ...]) -> float:
+    return max(1.0, float(np.mean([each.max_over_mean for each in found])))
+
+
+def with_placement(request: PlanRequest, document: PlanDocument) -> PlanDocument:
+    """The document with the expert placement of its plan, and what the plan would take without it."""
+    load, plan, figures = request.expert_load, document.plan, document.estimate
+    if load is None or plan is None or figures is None or plan.ep is None:
+        return document
+    ep, layers = plan.ep, [np.array(layer) for layer in load.layers]
+    found = placements(load, ep)
+    before = max(1.0, float(np.mean([contiguous(layer, ep).max_over_mean for layer in layers])))
+    uneven = max(1.0, float(np.mean([placed(layer, ep, equal=False, solver=False).max_over_mean for layer in layers])))
+    workload = document.inputs.workload
+    plain = workload.model_copy(update={"moe_load_factor_by_ep": workload.moe_load_factor_by_ep | {ep: before}})
+    cluster = document.inputs.cluster
+    without_s = estimate_of(request.model_copy(update={"workload": plain, "cluster": cluster}), plan).step_time_s
+    placement = ExpertPlacement(
+        source=load.source,
+        ep=ep,
+        experts_per_rank=load.num_experts // ep,
+        max_over_mean=_mean(found),
+        lower_bound=float(np.mean([lower_bound(layer, ep) for layer in layers])),
+        worst_layer_max_over_mean=max(1.0, *(each.max_over_mean for each in found), 1.0),
+        contiguous_max_over_mean=before,
+        uneven_max_over_mean=min(uneven, _mean(found)),
+        step_time_s=figures.step_time_s,
+        contiguous_step_time_s=without_s,
+        layers=tuple(each.ranks for each in found),
+    )
+    return document.model_copy(
+        update={"expert_placement": placement, "explanation": (*document.explanation, _reason(placement))}
+    )
+
+
+def _reason(placement: ExpertPlacement) -> Explanation:
+    if placement.ep == 1:
+        message = "every GPU of a stage holds all experts, so an uneven load does not matter"
+    else:
+        saved = placement.contiguous_step_time_s / placement.step_time_s - 1
+        message = (
+            f"experts are placed so that the fullest of {placement.ep} expert ranks has {placement.max_over_mean:.3f} "
+            f"times the mean load; in their own order it would have {placement.contiguous_max_over_mean:.3f} times, "
+            f"and the step would take {seconds(placement.contiguous_step_time_s)}, {saved:.1%} longer"
+        )
+        if placement.max_over_mean > placement.uneven_max_over_mean * 1.01:
+            message += (
+                f"; with any number of experts a rank, which the target does not take, it would have "
+                f"{placement.uneven_max_over_mean:.3f} times"
+            )
+    data = {
+        "max_over_mean": placement.max_over_mean,
+        "contiguous_max_over_mean": placement.contiguous_max_over_mean,
+        "uneven_max_over_mean": placement.uneven_max_over_mean,
+    }
+    return Explanation(kind="expert-placement", message=message, data=data)
