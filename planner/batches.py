@@ -33,7 +33,7 @@ def batch_sweep(request: PlanRequest, deadline: float | None = None) -> tuple[Ba
             complete = False
             continue
         workload = request.workload.model_copy(update={"global_batch_size": size})
-        changed = {"workload": workload, "objective": "time", "top": 1, "deadline_s": left}
+        changed = {"workload": workload, "objective": "time", "deadline_s": left}
         asked = request.model_copy(update=changed)
         result = Search(asked).run()
         complete = complete and result.complete
@@ -64,9 +64,7 @@ def finished_sweep(rows: list[BatchPoint], seq_length: int) -> BatchSweep:
             if before is not None and row.step_time_s > before[1]:
                 marginal = (row.global_batch_size - before[0]) * seq_length / (row.step_time_s - before[1])
             before = (row.global_batch_size, row.step_time_s)
-            row = row.model_copy(
-                update={"share_of_best": row.tokens_per_s / best, "marginal_tokens_per_s": marginal}
-            )
+            row = row.model_copy(update={"share_of_best": row.tokens_per_s / best, "marginal_tokens_per_s": marginal})
         out.append(row)
     knee = next((row.global_batch_size for row in out if (row.share_of_best or 0.0) >= KNEE_SHARE), None)
     return BatchSweep(knee=knee, knee_share=KNEE_SHARE, points=tuple(out))

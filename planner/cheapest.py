@@ -50,7 +50,7 @@ class Parts:
         usable = sum(pool.num_gpus * part.gpu_of(pool).usable_memory_bytes for pool in part.pools)
         if usable < self.needed:
             return self._note(part, "infeasible", reason="weights and optimizer state alone do not fit")
-        changed = {"cluster": part, "objective": "time", "top": 1, "deadline_s": remaining_s(self.deadline)}
+        changed = {"cluster": part, "objective": "time", "deadline_s": remaining_s(self.deadline)}
         own = {name: price for name, price in self.request.price.items() if name in {p.gpu for p in part.pools}}
         request = self.request.model_copy(update=changed | {"price": own})
         result = Search(request, progress=self.progress).run()
@@ -125,8 +125,10 @@ def cheapest(request: PlanRequest, progress: Progress | None = None) -> tuple[Cl
             step_s = least_step_s(request, part)
             if step_s > limit:
                 search.skip(part, step_s, "its peak alone is too slow for the target")
-            elif best is not None and best.considered.cost_per_step is not None and (
-                floor[part.name] >= best.considered.cost_per_step
+            elif (
+                best is not None
+                and best.considered.cost_per_step is not None
+                and (floor[part.name] >= best.considered.cost_per_step)
             ):
                 search.skip(part, step_s, "its GPUs at full peak already cost more than the best found")
             else:
@@ -166,9 +168,7 @@ def _least_cost(request: PlanRequest, tried: Found) -> float:
     return bound_s * cluster_price_per_s(request.price, tried.cluster)
 
 
-def smallest_meeting(
-    request: PlanRequest, progress: Progress | None = None
-) -> tuple[ClusterSpec | None, Goal, bool]:
+def smallest_meeting(request: PlanRequest, progress: Progress | None = None) -> tuple[ClusterSpec | None, Goal, bool]:
     """The smallest size of the cluster, pools in proportion, whose best plan meets the target; None if none does."""
     limit = request.target_step_time_s
     assert limit is not None  # noqa: S101  the caller has checked
@@ -240,7 +240,9 @@ def with_goal(request: PlanRequest, document: PlanDocument, goal: Goal) -> PlanD
         if priced:
             next_best = min(priced, key=lambda each: each.cost_per_step or 0.0)
             more = (next_best.cost_per_step or 0.0) / value - 1 if value else 0.0
-            message += f"; next is {next_best.cluster}, {more:.1%} dearer at {seconds(next_best.step_time_s or 0.0)} a step"
+            message += (
+                f"; next is {next_best.cluster}, {more:.1%} dearer at {seconds(next_best.step_time_s or 0.0)} a step"
+            )
     else:
         message = f"{_name(document)} is the smallest size tried whose step takes at most {goal.target_step_time_s:g} s"
         smaller = [each for each in others if each.num_gpus < document.inputs.cluster.num_gpus]
@@ -251,9 +253,7 @@ def with_goal(request: PlanRequest, document: PlanDocument, goal: Goal) -> PlanD
     bound_of = document.bound
     if bound_of is not None and goal.objective == "cost":
         bound_of = bound_of.model_copy(update={"space": (*bound_of.space, space_of_parts(request.cluster))})
-    return document.model_copy(
-        update={"goal": goal, "bound": bound_of, "explanation": (*document.explanation, reason)}
-    )
+    return document.model_copy(update={"goal": goal, "bound": bound_of, "explanation": (*document.explanation, reason)})
 
 
 def _name(document: PlanDocument) -> str:

@@ -96,7 +96,9 @@ def replicated(loads: FloatArray, ranks: int, slots: int, speeds: FloatArray | N
     share = loads / copies
     held: list[list[int]] = [[] for _ in range(ranks)]
     times = np.zeros(ranks)
-    for expert in np.repeat(np.arange(len(loads)), copies)[np.argsort(-np.repeat(share, copies), kind="stable")].tolist():
+    for expert in np.repeat(np.arange(len(loads)), copies)[
+        np.argsort(-np.repeat(share, copies), kind="stable")
+    ].tolist():
         open_ranks = [r for r in range(ranks) if len(held[r]) < slots]
         apart = [r for r in open_ranks if expert not in held[r]] or open_ranks
         best = min(apart, key=lambda r: (times[r] + share[expert] / speed[r], r))

@@ -10,19 +10,24 @@ from meshwright.specs.goals import Goal
 
 from .answer_parts import finish
 from .batches import with_sweep
+from .changes import changed
 from .cheapest import cheapest, smallest_meeting, with_goal
 from .costs import with_cost
+from .current import with_current
 from .expert_goal import with_expert_load, with_placement
 from .explore import Progress, SearchResult
 from .pareto import pareto
 from .request import PlanRequest
 from .search import plan
+from .what_if import with_what_ifs
 
 
 def answer(request: PlanRequest, progress: Progress | None = None) -> PlanDocument:
     """The plan document of a request. Raises what :func:`meshwright.planner.search.plan` raises."""
     started = time.process_time()
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
+    for k, change in enumerate(request.what_if):  # told before the search rather than after it
+        changed(request, change, f"/what_if/{k}")
     asked = with_expert_load(request)
     goal: Goal | None = None
     inner, complete = asked, True
@@ -44,6 +49,9 @@ def answer(request: PlanRequest, progress: Progress | None = None) -> PlanDocume
     document = with_cost(asked, document)
     if request.objective == "batch":
         document = with_sweep(asked, document, deadline)
+    document = with_current(asked, document)
+    if request.what_if:
+        document = with_what_ifs(request, document, deadline)
     if document.run is None:
         return document
     totals = SearchResult(candidates=document.run.candidates, pruned=Counter(document.run.pruned))

@@ -107,7 +107,9 @@ class PlanRequest(Document):
         if self.expert_load is not None:
             if self.workload.moe_load_factor != 1.0:
                 raise ValueError("expert_load: and moe_load_factor both say how uneven the load is; leave one out")
-            found = {kind.feed_forward.num_experts for kind in self.model.kinds if isinstance(kind.feed_forward, MoEFFN)}
+            found = {
+                kind.feed_forward.num_experts for kind in self.model.kinds if isinstance(kind.feed_forward, MoEFFN)
+            }
             if found != {self.expert_load.num_experts}:
                 raise ValueError(f"expert_load: is for {self.expert_load.num_experts} experts, the model has {found}")
         return self
