@@ -104,6 +104,15 @@ Top = Annotated[str | None, option("--top", "How many plans to rank. Default 5."
 Fix = Annotated[list[str] | None, option("--fix", "Pin a choice, such as tp=8. Repeatable.", "NAME=VALUE")]
 Max = Annotated[list[str] | None, option("--max", "Cap a degree, such as pp=16. Repeatable.", "NAME=N")]
 Forbid = Annotated[list[str] | None, option("--forbid", "Leave a feature out, such as vpp. Repeatable.", "NAME")]
+Allow = Annotated[
+    list[str] | None,
+    option(
+        "--allow",
+        "Let plans have an option that needs more than a stock installation: tp_comm_overlap, ep_comm_overlap, "
+        "cuda_graph. Repeatable.",
+        "NAME",
+    ),
+]
 Deadline = Annotated[
     str | None, option("--deadline", "Answer with the best so far after this time. Default 30s.", "TIME")
 ]
@@ -180,7 +189,7 @@ def expert_load_data(value: str) -> Any:
 
 
 def current_data(path: str) -> Any:
-    """A plan document, or Megatron arguments as text, in a file; :class:`SpecError` at ``/from`` where it is neither."""
+    """A plan document, or Megatron arguments as text, in a file; :class:`SpecError` at ``/from`` for neither."""
     from .files import read_text
     from .plan_files import read_plan_file
     from .requests import in_field
@@ -229,8 +238,9 @@ def search_of(params: Mapping[str, Any]) -> dict[str, Any]:
         out["what_if"] = list(params["what_if"])
     if params.get("from_") is not None:
         out["from"] = current_data(params["from_"])
-    if params.get("forbid"):
-        out["forbid"] = list(params["forbid"])
+    for name in ("forbid", "allow"):
+        if params.get(name):
+            out[name] = list(params[name])
     return out
 
 

@@ -161,9 +161,11 @@ def _goal_faults(body: PlanBody) -> list[Fault]:
     faults = []
     if body.tokens is not None and not body.price:
         faults.append(Fault("/tokens", "gives the cost of a run; give the price of a GPU-hour too"))
-    for name in ("target_step_time_s", "target_tokens_per_s"):
-        if getattr(body, name) is not None and body.objective not in ("cost", "gpus"):
-            faults.append(Fault(f"/{name}", f"belongs to objective cost or gpus, not {body.objective}"))
+    faults += [
+        Fault(f"/{name}", f"belongs to objective cost or gpus, not {body.objective}")
+        for name in ("target_step_time_s", "target_tokens_per_s")
+        if getattr(body, name) is not None and body.objective not in ("cost", "gpus")
+    ]
     if body.expert_load is not None and body.workload.get("moe_load_factor", 1.0) != 1.0:
         faults.append(Fault("/expert_load", "and moe_load_factor both say how uneven the load is; leave one out"))
     return faults

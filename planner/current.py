@@ -39,9 +39,8 @@ def with_current(request: PlanRequest, document: PlanDocument) -> PlanDocument:
     asked = request.model_copy(update={"objective": "time", "price": {}, "tokens": None})
     figures = document_for_plan(asked, current).estimate
     assert figures is not None  # noqa: S101  a priced plan has one
-    if document.plan is None or document.estimate is None:
-        ratio, found = 1.0, ()
-    else:
+    ratio, found = 1.0, tuple[Difference, ...]()
+    if document.plan is not None and document.estimate is not None:
         ratio = figures.step_time_s / document.estimate.step_time_s
         found = tuple(
             _worth(asked, current, document.plan, each, figures.step_time_s)

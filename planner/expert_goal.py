@@ -1,4 +1,4 @@
-"""A request's expert load: what it makes the expert ranks' load at every degree, and the placement of the plan found."""
+"""A request's expert load: the load of expert ranks at every degree, and the placement for the plan that was found."""
 
 from __future__ import annotations
 

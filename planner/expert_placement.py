@@ -1,9 +1,9 @@
 """Which expert-parallel rank holds which experts, so that the fullest rank has the least to do.
 
-Loads are tokens by expert. A rank takes the sum of its experts' loads over its speed; the answer is judged by the slowest
-rank over the ideal (all loads over all speeds). Start: longest processing time first (Graham 1969, SIAM J. Appl. Math.
-17:416), with a place count a rank. Then swaps of two experts while the slowest rank gains, then, where the answer is not
-near its lower bound, an integer programme.
+Loads are tokens by expert. A rank takes the sum of its experts' loads over its speed; the answer is judged by the
+slowest rank over the ideal (all loads over all speeds). Start: longest processing time first (Graham 1969, SIAM J.
+Appl. Math. 17:416), with a place count a rank. Then swaps of two experts while the slowest rank gains, then, where the
+answer is not near its lower bound, an integer programme.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def placed(
 ) -> Placement:
     """Experts placed on ``ranks`` ranks of ``speeds`` (default all 1).
 
-    ``equal``: every rank holds the same number (``ranks`` must divide it); else any number. The result is the same every
-    time. It never is worse than :func:`contiguous`.
+    ``equal``: every rank holds the same number (``ranks`` must divide it); else any number. The result is the same
+    every time. It never is worse than :func:`contiguous`.
     """
     speed = np.ones(ranks) if speeds is None else np.asarray(speeds, dtype=float)
     owner = _swapped(loads, _greedy(loads, speed, len(loads) // ranks if equal else None), speed, equal)

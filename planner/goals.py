@@ -17,8 +17,9 @@ from .current import with_current
 from .expert_goal import with_expert_load, with_placement
 from .explore import Progress, SearchResult
 from .pareto import pareto
+from .reasons import with_reasons
 from .request import PlanRequest
-from .search import plan
+from .variants import best_variant
 from .what_if import with_what_ifs
 
 
@@ -40,10 +41,10 @@ def answer(request: PlanRequest, progress: Progress | None = None) -> PlanDocume
     if request.objective in ("cost", "batch") or goal is not None:
         inner = inner.model_copy(update={"objective": "time", "deadline_s": _left(deadline)})
     results: list[SearchResult] = []
-    document = plan(inner, progress, results.append)
+    inner, document = best_variant(inner, progress, results.append)
     if document.plan is not None and results:
         document = document.model_copy(update={"pareto": pareto(inner, results[-1])})
-    document = with_placement(inner, document)
+    document = with_reasons(inner, with_placement(inner, document), deadline)
     if goal is not None:
         document = _judged(asked, document, goal, complete)
     document = with_cost(asked, document)

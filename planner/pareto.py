@@ -27,7 +27,6 @@ def pareto(request: PlanRequest, result: SearchResult) -> tuple[ParetoPoint, ...
     if not found:
         return ()
     free, used = free_share(request, found), np.array([item.batch.arrangement.world_size for item in found])
-    step_s = np.array([item.step_time_s for item in found])
     spent = np.array([item.step_time_s * _rate(request, item) for item in found])
     out: list[ParetoPoint] = []
     kept: list[int] = []

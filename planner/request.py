@@ -14,7 +14,7 @@ from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.goals import Objective
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import Plan
-from meshwright.specs.target import Target
+from meshwright.specs.target import Switch, Target
 from meshwright.specs.workload import Workload
 
 #: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
@@ -36,8 +36,8 @@ class PlanRequest(Document):
 
     ``price`` is money a GPU-hour by GPU type, ``tokens`` the length of the whole run. ``target_step_time_s`` is the
     longest step that objectives ``cost`` and ``gpus`` may take. ``expert_load`` says how unevenly tokens meet experts;
-    they are then placed to even that out. ``what_if`` names changes to plan for as well, and ``current`` is a plan in
-    use that the best one is compared with.
+    they are then placed to even that out. ``allow`` lets plans have options that the target leaves off. ``what_if``
+    names changes to plan for as well, and ``current`` is a plan in use that the best one is compared with.
     """
 
     model: ModelSpec
@@ -59,6 +59,7 @@ class PlanRequest(Document):
     expert_load: ExpertLoad | None = None
     what_if: tuple[str, ...] = Field(default=(), max_length=16)
     current: Plan | None = None
+    allow: tuple[Switch, ...] = ()
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

@@ -10,10 +10,10 @@ from meshwright.specs.goals import WhatIf
 from .changes import changed
 from .differences import differences, in_words
 from .errors import DeadlineExceeded
-from .explain import describe, seconds
 from .expert_goal import with_expert_load
+from .explain import describe, seconds
 from .request import PlanRequest
-from .search import plan
+from .variants import best_variant
 
 
 def with_what_ifs(request: PlanRequest, document: PlanDocument, deadline: float | None) -> PlanDocument:
@@ -30,7 +30,7 @@ def with_what_ifs(request: PlanRequest, document: PlanDocument, deadline: float 
         )  # fmt: skip
         if left is None or left > 0:
             try:
-                found = plan(with_expert_load(asked))
+                _, found = best_variant(with_expert_load(asked))
                 row, complete = _row(asked, change, document, found), complete and found.complete
             except DeadlineExceeded:
                 complete = False

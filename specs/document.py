@@ -10,7 +10,7 @@ from .base import Document
 from .cluster import ClusterSpec
 from .errors import SpecError
 from .estimate import Estimate
-from .goals import BatchSweep, Cost, CurrentPlan, ExpertPlacement, Goal, ParetoPoint, WhatIf
+from .goals import BatchSweep, Cost, CurrentPlan, Difference, ExpertPlacement, Goal, ParetoPoint, WhatIf
 from .model import ModelSpec
 from .placement import placement_faults
 from .plan import Plan
@@ -37,12 +37,13 @@ class Bound(Document):
 
 
 class Alternative(Document):
-    """Another plan that fits, and why it lost."""
+    """Another plan that fits, and why it lost. ``differences`` name the choices in which it differs from the plan."""
 
     plan: Plan
     step_time_s: float
     slower_by: float
     reason: str
+    differences: tuple[Difference, ...] = ()
 
 
 ReasonKind = Literal[

@@ -1,4 +1,4 @@
-"""What a plan document says beside its plan: cost, goal, other batches and clusters, expert placement, a current plan."""
+"""What a plan document says beside its plan: cost, goal, other batches and clusters, experts, a plan in use."""
 
 from __future__ import annotations
 

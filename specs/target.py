@@ -17,6 +17,12 @@ OffloadModule = Literal[
 ]
 
 
+#: Options that a search writes into its plans only where it is told to: they need more than a stock installation, or
+#: hold memory that is not counted. ``tp_comm_overlap``: Transformer Engine's user buffers; ``ep_comm_overlap``: expert
+#: exchange beside another micro-batch, one more of which is alive; ``cuda_graph``: captured layers.
+Switch = Literal["tp_comm_overlap", "ep_comm_overlap", "cuda_graph"]
+
+
 class RecomputeMode(Document):
     """Which activations are computed again in the backward pass.
 
@@ -45,6 +51,7 @@ class Target(Document):
 
     ``verified`` says how well the exports for it are checked: ``code`` (its own code accepts them in CI), ``schema``
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
+    ``switches`` are options that a search turns on in every plan that may have them.
     ``deepspeed_pipeline``: stages send a part from every tensor-parallel rank, and the gradients of a shared embedding
     are added up in the parameters' dtype (DeepSpeed ``PipelineEngine``), where Megatron sends the whole and adds fp32.
 
@@ -104,6 +111,7 @@ class Target(Document):
     moe_comm_overlap: bool = False
     activation_offload_modules: tuple[OffloadModule, ...] = ()
     grouped_gemm: bool = True
+    switches: tuple[Switch, ...] = ()
     deepspeed_pipeline: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)

@@ -231,7 +231,8 @@ def test_command_and_service_agree(capsys: pytest.CaptureFixture[str], tmp_path:
     file.write_text(json.dumps({"tokens": [5, 5, 1, 1, 1, 1, 1, 1]}))
     argv = [
         "plan", "mixtral-8x7b", "--cluster", "16xH100", "--global-batch-size", "64", "--seq-length", "4096", "--json",
-        "--price", "H100=2.5", "--tokens", "1B", "--expert-load", str(file), "--what-if", "network=2x", "--top", "2", "--fix", "tp=1",
+        "--price", "H100=2.5", "--tokens", "1B", "--expert-load", str(file), "--what-if", "network=2x", "--top", "2",
+        "--fix", "tp=1",
         "--deadline", "600s",
     ]  # fmt: skip
     assert run(argv) == 0

@@ -198,7 +198,7 @@ EXPERTS: tuple[Rule, ...] = (
     ),
     Rule(
         "megatron.E12",
-        lambda f: not f.delay_wgrad or f.moe_a2a_overlap,
+        lambda f: implies(f.delay_wgrad, f.moe_a2a_overlap),
         "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm",
         "TC:2745",
         "config",
@@ -221,7 +221,7 @@ EXPERTS: tuple[Rule, ...] = (
     Rule(
         "megatron.E12d",
         lambda f: (
-            not f.dispatch_backward_overlap or (not f.moe_a2a_overlap and not f.delay_wgrad and f.te_at_least(2, 3))
+            not f.dispatch_backward_overlap or both(no(f.moe_a2a_overlap), not f.delay_wgrad, f.te_at_least(2, 3))
         ),
         "--overlap-dispatch-backward-with-experts-wgrad excludes --overlap-moe-expert-parallel-comm and "
         "--delay-wgrad-compute, and needs TransformerEngine 2.3",
