@@ -109,7 +109,7 @@ Allow = Annotated[
     option(
         "--allow",
         "Let plans have an option that needs more than a stock installation: tp_comm_overlap, ep_comm_overlap, "
-        "cuda_graph. Repeatable.",
+        "delay_wgrad, flex_dispatcher, cuda_graph. Repeatable.",
         "NAME",
     ),
 ]

@@ -161,7 +161,12 @@ def request_of(case: Case, target: Target, allow: tuple[Switch, ...] = ()) -> Pl
 
 def switches_of(plan: Plan) -> list[Switch]:
     """The options of a plan that a search sets only where it is allowed to."""
-    return [switch for switch in get_args(Switch) if getattr(plan.options, switch)]
+    options = plan.options
+    return [
+        switch
+        for switch in get_args(Switch)
+        if (options.dispatcher == "flex" if switch == "flex_dispatcher" else getattr(options, switch))
+    ]
 
 
 def answered(key: str, cases: list[Case], target: Target) -> Answer:

@@ -59,6 +59,7 @@ def default_overlap(model: ModelSpec, switches: Collection[str] = ()) -> Overlap
     return Overlap(
         tensor="tp_comm_overlap" in switches,
         expert="ep_comm_overlap" in switches,
+        delay_wgrad={"ep_comm_overlap", "delay_wgrad"} <= set(switches),
         context="allgather" if sparse else "p2p",
     )
 

@@ -144,12 +144,14 @@ def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) ->
     """The target's switches for a skeleton."""
     sharded = skeleton.sharding != "none"
     graphs = "cuda_graph" in target.switches
+    exchange = "ep_comm_overlap" in target.switches and model.is_moe and skeleton.ep > 1
     return Options(
         sequence_parallel=target.sequence_parallel and skeleton.tp > 1,
         overlap_grad_reduce=target.overlap_grad_reduce,
         overlap_param_gather=target.overlap_param_gather and sharded,
         tp_comm_overlap="tp_comm_overlap" in target.switches and target.sequence_parallel and skeleton.tp > 1,
-        ep_comm_overlap="ep_comm_overlap" in target.switches and model.is_moe and skeleton.ep > 1,
+        ep_comm_overlap=exchange,
+        delay_wgrad=exchange and "delay_wgrad" in target.switches,
         cuda_graph=graphs,
         cuda_graph_scope=scope_of_search(model) if graphs else (),
         overlap_p2p=skeleton.vpp > 1,

@@ -18,6 +18,7 @@ from .expert_goal import with_expert_load, with_placement
 from .explore import Progress, SearchResult
 from .pareto import pareto
 from .reasons import with_reasons
+from .remedies import with_remedies
 from .request import PlanRequest
 from .variants import best_variant
 from .what_if import with_what_ifs
@@ -45,6 +46,8 @@ def answer(request: PlanRequest, progress: Progress | None = None) -> PlanDocume
     if document.plan is not None and results:
         document = document.model_copy(update={"pareto": pareto(inner, results[-1])})
     document = with_reasons(inner, with_placement(inner, document), deadline)
+    if results:
+        document = with_remedies(inner, document, results[-1], deadline)
     if goal is not None:
         document = _judged(asked, document, goal, complete)
     document = with_cost(asked, document)

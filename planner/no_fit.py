@@ -93,7 +93,7 @@ def _illegal(result: SearchResult) -> tuple[str, list[Explanation]]:
     ]
 
 
-def _closest(result: SearchResult) -> Finalist:
+def closest(result: SearchResult) -> Finalist:
     """The legal candidate that overflows least, split by time without regard to memory, as lean as it may be."""
     fills = [priced.mean_fill() for priced in result.priced]
     owner = int(np.argmin([fill.min() for fill in fills]))
@@ -111,7 +111,7 @@ def _closest(result: SearchResult) -> Finalist:
 def _overflow(request: PlanRequest, result: SearchResult) -> tuple[str, Explanation]:
     search = Search(request)
     search.result = result
-    plan = plan_of(request, search, _closest(result))
+    plan = plan_of(request, search, closest(result))
     figures = estimate_of(request, plan)
     fill = [stage.reserved_bytes / stage.limit_bytes for stage in figures.stages]
     worst = int(np.argmax(fill))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import get_args
 
 from meshwright.specs.document import Bound, PlanDocument
-from meshwright.specs.target import Switch
+from meshwright.specs.target import Switch, Target
 
 from .corrections import estimate_of
 from .errors import DeadlineExceeded
@@ -15,23 +16,33 @@ from .explore import Progress, SearchResult
 from .request import PlanRequest
 from .search import OPTIMAL_GAP, plan
 
+#: Switches that mean something only with experts, and those that only hide what else would be waited for.
+OF_EXPERTS = ("ep_comm_overlap", "delay_wgrad", "flex_dispatcher")
+NEVER_WORSE = ("tp_comm_overlap", "delay_wgrad")
+
 
 def variants(request: PlanRequest) -> list[PlanRequest]:
     """The request with each set of allowed switches that may be best in some plan, most switches first.
 
-    User buffers only ever hide communication, so that a set without them is never better.
+    Some switches only ever hide communication, so that a set without them is never better.
     """
-    allowed = [switch for switch in dict.fromkeys(request.allow) if switch not in request.target.switches]
+    allowed = [switch for switch in get_args(Switch) if switch in set(request.allow) - set(request.target.switches)]
     if not request.model.is_moe:
-        allowed = [switch for switch in allowed if switch != "ep_comm_overlap"]
+        allowed = [switch for switch in allowed if switch not in OF_EXPERTS]
     sets: list[tuple[Switch, ...]] = [request.target.switches]
     for switch in allowed:
         grown = [(*each, switch) for each in sets]
-        sets = grown if switch == "tp_comm_overlap" else [*grown, *sets]
-    return [
-        request.model_copy(update={"target": request.target.model_copy(update={"switches": tuple(sorted(each))})})
-        for each in sets
-    ]
+        sets = grown if switch in NEVER_WORSE else [*grown, *sets]
+    return [request.model_copy(update={"target": _switched(request.target, each)}) for each in sets]
+
+
+def _switched(target: Target, switches: tuple[Switch, ...]) -> Target:
+    update: dict[str, object] = {"switches": tuple(sorted(switches))}
+    if "flex_dispatcher" in switches:
+        update["dispatcher"] = "flex"
+    if "ep_comm_overlap" in switches:
+        update["moe_comm_overlap"] = True
+    return target.model_copy(update=update)
 
 
 def best_variant(
@@ -63,6 +74,9 @@ def best_variant(
         raise late or DeadlineExceeded("the deadline came before any plan was found")
     planned = [each for each in found if each[1].estimate is not None and each[1].estimate.fits]
     if not planned:
+        for result in found[-1][2]:
+            if keep is not None:
+                keep(result)
         return found[-1][0], found[-1][1]
     chosen, document, results = min(planned, key=_step_s)
     if keep is not None:

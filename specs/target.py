@@ -19,8 +19,9 @@ OffloadModule = Literal[
 
 #: Options that a search writes into its plans only where it is told to: they need more than a stock installation, or
 #: hold memory that is not counted. ``tp_comm_overlap``: Transformer Engine's user buffers; ``ep_comm_overlap``: expert
-#: exchange beside another micro-batch, one more of which is alive; ``cuda_graph``: captured layers.
-Switch = Literal["tp_comm_overlap", "ep_comm_overlap", "cuda_graph"]
+#: exchange beside another micro-batch, one more of which is alive; ``delay_wgrad``: weight gradients fill it;
+#: ``flex_dispatcher``: DeepEP's kernels; ``cuda_graph``: captured layers.
+Switch = Literal["tp_comm_overlap", "ep_comm_overlap", "delay_wgrad", "flex_dispatcher", "cuda_graph"]
 
 
 class RecomputeMode(Document):

@@ -139,6 +139,7 @@ def facts_of_batch(
         sequence_parallel=(batch.tp > 1) & target.sequence_parallel,
         tp_comm_overlap=(batch.tp > 1) & target.sequence_parallel & ("tp_comm_overlap" in target.switches),
         moe_a2a_overlap=(batch.ep > 1) & ("ep_comm_overlap" in target.switches),
+        delay_wgrad=(batch.ep > 1) & ({"ep_comm_overlap", "delay_wgrad"} <= set(target.switches)),
         cuda_graph="local" if "cuda_graph" in target.switches else "none",
         cuda_graph_modules=scope_of_search(model) if "cuda_graph" in target.switches else (),
         cp_comm_type=("allgather",) if fixed["sparse_attention"] else ("p2p",),

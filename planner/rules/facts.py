@@ -146,7 +146,7 @@ class Facts:
     shared_experts: bool = False
     shared_expert_overlap: bool = False
     moe_a2a_overlap: Truth = False
-    delay_wgrad: bool = False
+    delay_wgrad: Truth = False
     fp8_dispatch: bool = False
     dispatch_backward_overlap: bool = False
     grouped_gemm: bool = False
