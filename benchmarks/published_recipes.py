@@ -2,9 +2,9 @@
 
     python -m benchmarks.published_recipes [--out docs/published_recipes.md] [--found FOUND.jsonl] [--only WORD]
 
-Runs that ask the same question (model, cluster, workload) share one search, which is allowed the options that their
-recipes have; their fastest recipe that fits, as predicted, counts. ``--found`` keeps one JSON line a question and skips
-those that it already holds. Exit code 1 if a recipe is faster.
+Runs that ask the same question (model, cluster, workload) share their searches, one with our options and one with each
+set of options that a recipe has beyond them; their fastest recipe that fits, as predicted, counts. ``--found`` keeps a
+JSON line a question and skips those that it already holds. Exit code 1 if a recipe is faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.planner.corrections import estimate_of
 from meshwright.planner.differences import differences
 from meshwright.planner.explain import describe
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.variants import best_variant
+from meshwright.planner.variants import best_variant, switched
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Plan
 from meshwright.specs.target import Switch, Target
@@ -172,7 +172,8 @@ def switches_of(plan: Plan) -> list[Switch]:
 def answered(key: str, cases: list[Case], target: Target) -> Answer:
     """The fastest recipe that fits, and our plan."""
     started = time.process_time()
-    allow = tuple(sorted({switch for case in cases for switch in switches_of(case.plan)}))
+    sets = sorted({tuple(switches_of(case.plan)) for case in cases} | {()}, reverse=True)
+    allow = tuple(sorted({switch for each in sets for switch in each}))
     request = request_of(cases[0], target, allow)
     priced = [(case, estimate_of(request, case.plan)) for case in cases]
     fitting = [(figures.step_time_s, k, case) for k, (case, figures) in enumerate(priced) if figures.fits]
@@ -189,7 +190,8 @@ def answered(key: str, cases: list[Case], target: Target) -> Answer:
         fitting=len(fitting),
         allowed=list(allow),
     )
-    _, document = best_variant(request)
+    every = [request.model_copy(update={"target": switched(target, each)}) for each in sets]
+    _, document = best_variant(request, every=every)
     if fitting:
         answer.recipe_s, k, case = min(fitting)
         answer.recipe = describe(case.plan)

@@ -9,10 +9,14 @@ from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import MAX_GPUS, ClusterSpec, NetworkLevel, Pool
 from meshwright.specs.errors import Fault, SpecError
 
+from . import rules
 from .no_fit import resized
 from .request import PlanRequest
 
-FORMS = ("gpus=2x", "gpus=512", "network=2x", "nvlink=2x", "gpu=H200", "gpu=A100-80GB:H100", "memory=2x", "batch=2x")
+FORMS = (
+    *("gpus=2x", "gpus=512", "network=2x", "nvlink=2x", "gpu=H200", "gpu=A100-80GB:H100"),
+    *("memory=2x", "batch=2x", "without=P9"),
+)
 #: Factors beyond these are typing errors.
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
 _FACTOR = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)x")
@@ -23,7 +27,8 @@ def changed(request: PlanRequest, change: str, pointer: str = "") -> PlanRequest
 
     ``gpus``: nodes of every pool, by a factor or, with one pool, to a number of GPUs. ``network``: bandwidth beyond the
     node; ``nvlink``: inside it. ``gpu``: all pools, or those of type OLD in ``OLD:NEW``, get another type in the same
-    nodes and fabric. ``memory``: usable memory of every GPU. ``batch``: sequences a step.
+    nodes and fabric. ``memory``: usable memory of every GPU. ``batch``: sequences a step. ``without``: a rule of the
+    target, or a family of rules (``P9``, ``P``), as if it did not hold; such a plan may not run.
     """
     name, equals, value = (part.strip() for part in change.partition("="))
     make = _CHANGES.get(name)
@@ -167,6 +172,17 @@ def _batch(request: PlanRequest, value: str) -> PlanRequest:
     return request.model_copy(update={"workload": workload})
 
 
+def _without(request: PlanRequest, value: str) -> PlanRequest:
+    ids = {rule.id for rule in rules.MEGATRON}
+    name = value if "." in value else f"megatron.{value}"
+    known = ids | {rules.family(each) for each in ids}
+    if name not in known:
+        families = sorted({rules.family(each).removeprefix("megatron.") for each in ids})
+        raise ValueError(f"is no rule of {request.target.name}; families are {', '.join(families)}")
+    target = request.target.model_copy(update={"waived_rules": (*request.target.waived_rules, name)})
+    return request.model_copy(update={"target": target})
+
+
 _CHANGES: dict[str, Callable[[PlanRequest, str], PlanRequest]] = {
     "gpus": _gpus,
     "network": _network,
@@ -174,4 +190,5 @@ _CHANGES: dict[str, Callable[[PlanRequest, str], PlanRequest]] = {
     "gpu": _gpu,
     "memory": _memory,
     "batch": _batch,
+    "without": _without,
 }

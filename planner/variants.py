@@ -33,10 +33,11 @@ def variants(request: PlanRequest) -> list[PlanRequest]:
     for switch in allowed:
         grown = [(*each, switch) for each in sets]
         sets = grown if switch in NEVER_WORSE else [*grown, *sets]
-    return [request.model_copy(update={"target": _switched(request.target, each)}) for each in sets]
+    return [request.model_copy(update={"target": switched(request.target, each)}) for each in sets]
 
 
-def _switched(target: Target, switches: tuple[Switch, ...]) -> Target:
+def switched(target: Target, switches: tuple[Switch, ...]) -> Target:
+    """The target with these switches on and no others."""
     update: dict[str, object] = {"switches": tuple(sorted(switches))}
     if "flex_dispatcher" in switches:
         update["dispatcher"] = "flex"
@@ -46,13 +47,17 @@ def _switched(target: Target, switches: tuple[Switch, ...]) -> Target:
 
 
 def best_variant(
-    request: PlanRequest, progress: Progress | None = None, keep: Callable[[SearchResult], None] | None = None
+    request: PlanRequest,
+    progress: Progress | None = None,
+    keep: Callable[[SearchResult], None] | None = None,
+    every: list[PlanRequest] | None = None,
 ) -> tuple[PlanRequest, PlanDocument]:
     """The variant whose plan is fastest, with its document; the bound holds over all variants.
 
-    ``keep`` is handed what its search found. Raises what :func:`meshwright.planner.search.plan` raises.
+    ``keep`` is handed what its search found; ``every`` are the variants, by default all. Raises what
+    :func:`meshwright.planner.search.plan` raises.
     """
-    every = variants(request)
+    every = variants(request) if every is None else every
     if len(every) == 1:
         return every[0], plan(every[0], progress, keep)
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s

@@ -52,7 +52,8 @@ class Target(Document):
 
     ``verified`` says how well the exports for it are checked: ``code`` (its own code accepts them in CI), ``schema``
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
-    ``switches`` are options that a search turns on in every plan that may have them.
+    ``switches`` are options that a search turns on in every plan that may have them; ``waived_rules`` are ids or
+    families of rules (``megatron.P9``, ``megatron.P``) that it does not apply, to see what they cost.
     ``deepspeed_pipeline``: stages send a part from every tensor-parallel rank, and the gradients of a shared embedding
     are added up in the parameters' dtype (DeepSpeed ``PipelineEngine``), where Megatron sends the whole and adds fp32.
 
@@ -113,6 +114,7 @@ class Target(Document):
     activation_offload_modules: tuple[OffloadModule, ...] = ()
     grouped_gemm: bool = True
     switches: tuple[Switch, ...] = ()
+    waived_rules: tuple[str, ...] = ()
     deepspeed_pipeline: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)

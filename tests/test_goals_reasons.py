@@ -71,6 +71,7 @@ def test_one_pool_of_a_mixed_cluster_changes_its_type() -> None:
         "batch=0",
         "=2x",
         "gpus=99999x",
+        "without=Z1",
     ],
 )
 def test_wrong_changes_are_refused(change: str) -> None:
@@ -98,6 +99,16 @@ def test_a_what_if_without_a_plan_says_so() -> None:
     (row,) = document.what_if
     assert (row.status, row.step_time_s, row.gain) == ("infeasible", None, None)
     assert row.reason
+
+
+def test_a_rule_is_waived_by_family() -> None:
+    # 6 heads cannot be split over TP 4, whatever else the plan does
+    asked = request(small_model(hidden=1536, heads=6), "4xH100", fix={"tp": 4})
+    assert answer(asked).status == "infeasible"
+    tied, waived = Search(asked), Search(changed(asked, "without=T"))
+    assert not tied.run().priced
+    assert waived.run().best is not None
+    assert waived.result.candidates == tied.result.candidates
 
 
 def test_what_each_difference_to_a_plan_in_use_is_worth() -> None:
