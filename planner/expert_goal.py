@@ -28,16 +28,17 @@ def with_expert_load(request: PlanRequest) -> PlanRequest:
     load = request.expert_load
     if load is None:
         return request
-    factors = {ep: _mean(placements(load, ep)) for ep in divisors(load.num_experts)}
+    equal = not request.target.uneven_experts
+    factors = {ep: _mean(placements(load, ep, equal)) for ep in divisors(load.num_experts)}
     workload = request.workload.model_copy(update={"moe_load_factor_by_ep": factors})
     return request.model_copy(update={"workload": workload})
 
 
 @lru_cache(maxsize=256)
-def placements(load: ExpertLoad, ep: int) -> tuple[Placement, ...]:
-    """The placement of every layer of a load on ``ep`` ranks, equal counts."""
+def placements(load: ExpertLoad, ep: int, equal: bool = True) -> tuple[Placement, ...]:
+    """The placement of every layer of a load on ``ep`` ranks; ``equal``: as many experts on each."""
     solver = len(load.layers) <= SOLVED_LAYERS
-    return tuple(placed(np.array(layer), ep, solver=solver) for layer in load.layers)
+    return tuple(placed(np.array(layer), ep, equal=equal, solver=solver) for layer in load.layers)
 
 
 def _mean(found: tuple[Placement, ...]) -> float:
@@ -50,7 +51,8 @@ def with_placement(request: PlanRequest, document: PlanDocument) -> PlanDocument
     if load is None or plan is None or figures is None or plan.ep is None:
         return document
     ep, layers = plan.ep, [np.array(layer) for layer in load.layers]
-    found = placements(load, ep)
+    equal = not request.target.uneven_experts
+    found = placements(load, ep, equal)
     before = max(1.0, float(np.mean([contiguous(layer, ep).max_over_mean for layer in layers])))
     uneven = max(1.0, float(np.mean([placed(layer, ep, equal=False, solver=False).max_over_mean for layer in layers])))
     workload = document.inputs.workload
@@ -60,9 +62,9 @@ def with_placement(request: PlanRequest, document: PlanDocument) -> PlanDocument
     placement = ExpertPlacement(
         source=load.source,
         ep=ep,
-        experts_per_rank=load.num_experts // ep,
+        experts_per_rank=max(len(own) for each in found for own in each.ranks),
         max_over_mean=_mean(found),
-        lower_bound=float(np.mean([lower_bound(layer, ep) for layer in layers])),
+        lower_bound=float(np.mean([lower_bound(layer, ep, equal=equal) for layer in layers])),
         worst_layer_max_over_mean=max(1.0, *(each.max_over_mean for each in found), 1.0),
         contiguous_max_over_mean=before,
         uneven_max_over_mean=min(uneven, _mean(found)),

@@ -17,8 +17,8 @@ class ExpertPlacement(Document):
 
     ``layers[l][r]`` are the experts of rank r in MoE layer l (one entry where one histogram stands for all layers); a
     framework that gives neighbours to a rank takes them as the new order of the experts and of the router's outputs.
-    ``max_over_mean`` is the load of the fullest rank over the mean, averaged over MoE layers, as is its
-    ``lower_bound`` for equal counts; ``contiguous_...`` is what the same plan has without the new order, and
+    ``experts_per_rank`` is the most. ``max_over_mean`` is the load of the fullest rank over the mean, averaged
+    over MoE layers, as is its ``lower_bound``; ``contiguous_...`` is what the same plan has without the new order, and
     ``uneven_max_over_mean`` what ranks with any number of experts would reach.
     """
 

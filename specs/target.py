@@ -52,6 +52,7 @@ class Target(Document):
 
     ``verified`` says how well the exports for it are checked: ``code`` (its own code accepts them in CI), ``schema``
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
+    ``uneven_experts``: expert-parallel ranks may hold different numbers of experts.
     ``switches`` are options that a search turns on in every plan that may have them; ``waived_rules`` are ids or
     families of rules (``megatron.P9``, ``megatron.P``) that it does not apply, to see what they cost.
     ``deepspeed_pipeline``: stages send a part from every tensor-parallel rank, and the gradients of a shared embedding
@@ -113,6 +114,7 @@ class Target(Document):
     moe_comm_overlap: bool = False
     activation_offload_modules: tuple[OffloadModule, ...] = ()
     grouped_gemm: bool = True
+    uneven_experts: bool = False
     switches: tuple[Switch, ...] = ()
     waived_rules: tuple[str, ...] = ()
     deepspeed_pipeline: bool = False

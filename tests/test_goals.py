@@ -166,6 +166,8 @@ def test_an_expert_load_is_placed_and_priced() -> None:
     assert placement.uneven_max_over_mean == pytest.approx(8 / 6)
     assert sorted(expert for rank in placement.layers[0] for expert in rank) == list(range(8))
     assert document.estimate.step_time_s == placement.step_time_s < placement.contiguous_step_time_s  # type: ignore[union-attr]
+    free = asked.model_copy(update={"target": asked.target.model_copy(update={"uneven_experts": True})})
+    assert answer(free).expert_placement.max_over_mean == pytest.approx(8 / 6)  # type: ignore[union-attr]
     same = request(model, "4xH100", workload(moe_load_factor=1.5), fix={"ep": 4})
     assert answer(same).estimate.step_time_s == pytest.approx(placement.step_time_s)  # type: ignore[union-attr]
 
@@ -253,6 +255,34 @@ def test_command_and_service_agree(capsys: pytest.CaptureFixture[str], tmp_path:
     assert {k: v for k, v in posted.items() if k != "run"} == {k: v for k, v in told.items() if k != "run"}
     assert told["what_if"][0]["gain"] >= 0
     assert told["expert_placement"]["layers"]
+
+
+@pytest.mark.parametrize(
+    ("more", "pointer"),
+    [
+        ({"objective": "cost"}, "/price"),
+        ({"price": {"H200": 1.0}}, "/price/H200"),
+        ({"price": {"H100-SXM": -1.0}}, "/price/H100-SXM"),
+        ({"tokens": 1e12}, "/tokens"),
+        ({"target_tokens_per_s": 1e6}, "/target_tokens_per_s"),
+        ({"objective": "gpus", "target_tokens_per_s": 1e6, "target_step_time_s": 1.0}, "/target_tokens_per_s"),
+        ({"expert_load": "zipf:0.6"}, "/expert_load"),
+        ({"what_if": ["gpus=2x", "gpu=X99"]}, "/what_if/1"),
+        ({"from": {"tp": 1}}, "/from/pp"),
+        ({"from": 5}, "/from"),
+        ({"allow": ["magic"]}, "/allow/0"),
+    ],
+)
+def test_the_service_points_at_the_field(more: dict[str, Any], pointer: str) -> None:
+    from fastapi.testclient import TestClient
+
+    from meshwright.api.rest import create_app
+
+    workload = {"global_batch_size": 64, "seq_length": 4096}
+    body = {"model": "llama-3.1-8b", "cluster": "8xH100", "workload": workload, **more}
+    answered = TestClient(create_app()).post("/v1/plans", json=body)
+    assert answered.status_code == 422, answered.text
+    assert pointer in [error["pointer"] for error in answered.json()["errors"]]
 
 
 def test_wrong_changes_are_named_before_the_search() -> None:
