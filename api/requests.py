@@ -102,6 +102,14 @@ def read_calibration(value: Any) -> Calibration | None:
     return None if value is None else Calibration.parse(value)
 
 
+def read_expert_load(value: Any, model: ModelSpec) -> ExpertLoad | None:
+    """An expert load from JSON data for a model; None is none."""
+    if value is None:
+        return None
+    moe_layers = sum(isinstance(kind.feed_forward, MoEFFN) for kind in model.layers)
+    return expert_load_from_data(value, model.moe.num_experts if model.moe else 0, moe_layers)
+
+
 def read_target(name: str) -> Target:
     """A target by name."""
     from meshwright.specs.targets import load_target
@@ -140,7 +148,7 @@ def plan_request(data: Any, kind: type[B], *, files: bool = False) -> tuple[Plan
     faults.raise_if_any()
     assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
     options = {name: getattr(body, name) for name in OPTIONS if hasattr(body, name)}
-    options["expert_load"] = in_field("/expert_load", lambda: _expert_load(body.expert_load, inputs["model"]))
+    options["expert_load"] = in_field("/expert_load", lambda: read_expert_load(body.expert_load, inputs["model"]))
     if isinstance(body, PlanBody):
         faults.found += _goal_faults(body)
         faults.raise_if_any()
@@ -169,13 +177,6 @@ def _goal_faults(body: PlanBody) -> list[Fault]:
     if body.expert_load is not None and body.workload.get("moe_load_factor", 1.0) != 1.0:
         faults.append(Fault("/expert_load", "and moe_load_factor both say how uneven the load is; leave one out"))
     return faults
-
-
-def _expert_load(value: Any, model: ModelSpec) -> ExpertLoad | None:
-    if value is None:
-        return None
-    moe_layers = sum(isinstance(kind.feed_forward, MoEFFN) for kind in model.layers)
-    return expert_load_from_data(value, model.moe.num_experts if model.moe else 0, moe_layers)
 
 
 def _prices(given: dict[str, float], cluster: ClusterSpec) -> dict[str, float]:

@@ -43,6 +43,8 @@ def switched(target: Target, switches: tuple[Switch, ...]) -> Target:
         update["dispatcher"] = "flex"
     if "ep_comm_overlap" in switches:
         update["moe_comm_overlap"] = True
+    if {"ep_comm_overlap", "cuda_graph"} & set(switches):  # these refuse full recompute, in which block mode is judged
+        update["recompute_block_layers"] = False
     return target.model_copy(update=update)
 
 
