@@ -7,9 +7,9 @@ import time
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.goals import BatchPoint, BatchSweep
 
-from .explore import Search
 from .pareto import choices_of
 from .request import PlanRequest
+from .variants import best_search
 
 #: Batch sizes tried: these multiples of the asked one.
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
@@ -35,11 +35,11 @@ def batch_sweep(request: PlanRequest, deadline: float | None = None) -> tuple[Ba
         workload = request.workload.model_copy(update={"global_batch_size": size})
         changed = {"workload": workload, "objective": "time", "deadline_s": left}
         asked = request.model_copy(update=changed)
-        result = Search(asked).run()
-        complete = complete and result.complete
+        chosen, result, _, whole = best_search(asked)
+        complete = complete and whole
         best = result.best
         if best is None:
-            status = "infeasible" if result.complete else "unknown"
+            status = "infeasible" if whole else "unknown"
             rows.append(BatchPoint(global_batch_size=size, status=status, reason="no plan is legal and fits"))
             continue
         rows.append(
@@ -48,7 +48,7 @@ def batch_sweep(request: PlanRequest, deadline: float | None = None) -> tuple[Ba
                 status="feasible",
                 step_time_s=best.step_time_s,
                 tokens_per_s=workload.tokens_per_step / best.step_time_s,
-                summary=", ".join(f"{name} {value}" for name, value in choices_of(asked, best).items()),
+                summary=", ".join(f"{name} {value}" for name, value in choices_of(chosen, best).items()),
             )
         )
     return finished_sweep(rows, request.workload.seq_length), complete

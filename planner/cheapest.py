@@ -12,10 +12,11 @@ from meshwright.specs.goals import Considered, Goal
 from .costs import cluster_price_per_s, plan_price_per_s, price_per_s
 from .errors import DeadlineExceeded
 from .explain import seconds
-from .explore import Finalist, Progress, Search, SearchResult
+from .explore import Finalist, Progress, SearchResult
 from .no_fit import least_state_bytes
 from .parts import growing, least_step_s, parts, space_of_parts
 from .request import PlanRequest
+from .variants import best_search
 
 #: Every size is tried for a target up to this many, else doublings first and this many sizes between the last two.
 SIZES_TRIED = 16
@@ -53,12 +54,12 @@ class Parts:
         changed = {"cluster": part, "objective": "time", "deadline_s": remaining_s(self.deadline)}
         own = {name: price for name, price in self.request.price.items() if name in {p.gpu for p in part.pools}}
         request = self.request.model_copy(update=changed | {"price": own})
-        result = Search(request, progress=self.progress).run()
-        self.complete = self.complete and result.complete
+        _, result, bound_s, complete = best_search(request, self.progress)
+        self.complete = self.complete and complete
         best = result.best
         if best is None:
-            return self._note(part, "infeasible" if result.complete else "unknown", result, "no plan fits")
-        return self._note(part, "feasible", result)
+            return self._note(part, "infeasible" if complete else "unknown", result, "no plan fits")
+        return self._note(part, "feasible", result, bound_s=bound_s)
 
     def skip(self, part: ClusterSpec, bound_s: float, reason: str) -> Found:
         """Note a part that is not searched, since even ``bound_s`` a step does not do."""
@@ -69,7 +70,12 @@ class Parts:
         return self.tried[-1]
 
     def _note(
-        self, part: ClusterSpec, status: str, result: SearchResult | None = None, reason: str | None = None
+        self,
+        part: ClusterSpec,
+        status: str,
+        result: SearchResult | None = None,
+        reason: str | None = None,
+        bound_s: float = 0.0,
     ) -> Found:
         best = result.best if result else None
         cost = None
@@ -80,7 +86,7 @@ class Parts:
             num_gpus=part.num_gpus,
             status=status,
             step_time_s=best.step_time_s if best else None,
-            bound_s=min(result.bound_s, best.step_time_s) if result and best else None,
+            bound_s=min(bound_s, best.step_time_s) if best else None,
             cost_per_step=cost,
             reason=None if best else reason,
         )

@@ -11,11 +11,13 @@ from meshwright.specs.expert_load import ExpertLoad
 from meshwright.specs.goals import ExpertPlacement
 
 from .corrections import estimate_of
-from .expert_placement import Placement, contiguous, lower_bound, placed
+from .expert_placement import Placement, contiguous, lower_bound, placed, replicated
 from .explain import seconds
 from .request import PlanRequest
 from .space import divisors
 
+#: Other ways to place experts are told of where they leave less than this share of the load.
+GAIN = 0.99
 #: Histograms of more layers than this are placed without the integer programme, one call of which takes up to seconds.
 SOLVED_LAYERS = 4
 
@@ -55,6 +57,8 @@ def with_placement(request: PlanRequest, document: PlanDocument) -> PlanDocument
     found = placements(load, ep, equal)
     before = max(1.0, float(np.mean([contiguous(layer, ep).max_over_mean for layer in layers])))
     uneven = max(1.0, float(np.mean([placed(layer, ep, equal=False, solver=False).max_over_mean for layer in layers])))
+    slots = load.num_experts // ep + 1
+    copied = max(1.0, float(np.mean([replicated(layer, ep, slots).max_over_mean for layer in layers])))
     workload = document.inputs.workload
     plain = workload.model_copy(update={"moe_load_factor_by_ep": workload.moe_load_factor_by_ep | {ep: before}})
     cluster = document.inputs.cluster
@@ -68,6 +72,7 @@ def with_placement(request: PlanRequest, document: PlanDocument) -> PlanDocument
         worst_layer_max_over_mean=max(1.0, *(each.max_over_mean for each in found), 1.0),
         contiguous_max_over_mean=before,
         uneven_max_over_mean=min(uneven, _mean(found)),
+        replicated_max_over_mean=min(copied, _mean(found)),
         step_time_s=figures.step_time_s,
         contiguous_step_time_s=without_s,
         layers=tuple(each.ranks for each in found),
@@ -87,11 +92,15 @@ def _reason(placement: ExpertPlacement) -> Explanation:
             f"times the mean load; in their own order it would have {placement.contiguous_max_over_mean:.3f} times, "
             f"and the step would take {seconds(placement.contiguous_step_time_s)}, {saved:.1%} longer"
         )
-        if placement.max_over_mean > placement.uneven_max_over_mean * 1.01:
-            message += (
-                f"; with any number of experts a rank, which the target does not take, it would have "
-                f"{placement.uneven_max_over_mean:.3f} times"
-            )
+        others = {
+            "any number of experts a rank": placement.uneven_max_over_mean,
+            "one copy of a hot expert more on each rank": placement.replicated_max_over_mean,
+        }
+        better = [
+            f"{value:.3f} times with {how}" for how, value in others.items() if value < GAIN * placement.max_over_mean
+        ]
+        if better:
+            message += f"; where the framework took it, {' and '.join(better)}"
     data = {
         "max_over_mean": placement.max_over_mean,
         "contiguous_max_over_mean": placement.contiguous_max_over_mean,

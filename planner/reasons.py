@@ -13,9 +13,9 @@ from .corrections import estimate_of
 from .differences import DEGREES, differences, in_words
 from .explain import seconds as in_seconds
 from .explain import term_name
-from .explore import Search
 from .pareto import choices_of
 from .request import PlanRequest
+from .variants import best_search
 
 #: Constraints are lifted one by one where there are at most so many, and the search had at most so many candidates.
 MOST_CONSTRAINTS, MOST_CANDIDATES = 4, 20_000
@@ -95,10 +95,11 @@ def constraint_costs(request: PlanRequest, document: PlanDocument, deadline: flo
             "work_limit": LIFTED_WORK,
         }
         asked = free.model_copy(update=changed)
-        best = Search(asked).run().best
+        chosen, result, _, _ = best_search(asked)
+        best = result.best
         if best is None:
             continue
-        plan = ", ".join(f"{key} {value}" for key, value in choices_of(asked, best).items())
+        plan = ", ".join(f"{key} {value}" for key, value in choices_of(chosen, best).items())
         if document.estimate is None or not document.estimate.fits:
             message = f"without {name} there is a plan that fits: {in_seconds(best.step_time_s)} a step with {plan}"
             yield Explanation(kind="constraint", message=message, data={"constraint": name, "costs": None})

@@ -12,7 +12,7 @@ from meshwright.specs.target import Switch, Target
 
 from .corrections import estimate_of
 from .errors import DeadlineExceeded
-from .explore import Progress, SearchResult
+from .explore import Progress, Search, SearchResult
 from .request import PlanRequest
 from .search import OPTIMAL_GAP, plan
 
@@ -46,6 +46,22 @@ def switched(target: Target, switches: tuple[Switch, ...]) -> Target:
     if {"ep_comm_overlap", "cuda_graph"} & set(switches):  # these refuse full recompute, in which block mode is judged
         update["recompute_block_layers"] = False
     return target.model_copy(update=update)
+
+
+def best_search(
+    request: PlanRequest, progress: Progress | None = None
+) -> tuple[PlanRequest, SearchResult, float, bool]:
+    """The variant with the fastest finalist, what its search found, the bound over all variants, and whether all were
+    searched in full. A deadline is each variant's own."""
+    found = [(variant, Search(variant, progress=progress).run()) for variant in variants(request)]
+    with_plan = [each for each in found if each[1].best is not None]
+    chosen, result = min(with_plan, key=lambda each: _finalist_s(each[1])) if with_plan else found[-1]
+    complete = all(each.complete for _, each in found)
+    return chosen, result, min(each.bound_s for _, each in found), complete
+
+
+def _finalist_s(result: SearchResult) -> float:
+    return result.best.step_time_s if result.best is not None else float("inf")
 
 
 def best_variant(

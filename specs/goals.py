@@ -17,9 +17,10 @@ class ExpertPlacement(Document):
 
     ``layers[l][r]`` are the experts of rank r in MoE layer l (one entry where one histogram stands for all layers); a
     framework that gives neighbours to a rank takes them as the new order of the experts and of the router's outputs.
-    ``experts_per_rank`` is the most. ``max_over_mean`` is the load of the fullest rank over the mean, averaged
-    over MoE layers, as is its ``lower_bound``; ``contiguous_...`` is what the same plan has without the new order, and
-    ``uneven_max_over_mean`` what ranks with any number of experts would reach.
+    ``experts_per_rank`` is the most. ``max_over_mean`` is the load of the fullest rank over the mean, averaged over MoE
+    layers, as is its ``lower_bound``; ``contiguous_...`` is what the same plan has without the new order,
+    ``uneven_max_over_mean`` what ranks with any number of experts would reach, ``replicated_max_over_mean`` what one
+    more place a rank for copies of hot experts would.
     """
 
     source: str
@@ -30,6 +31,7 @@ class ExpertPlacement(Document):
     worst_layer_max_over_mean: float = Field(ge=1)
     contiguous_max_over_mean: float = Field(ge=1)
     uneven_max_over_mean: float = Field(ge=1)
+    replicated_max_over_mean: float = Field(ge=1)
     step_time_s: PositiveFloat
     contiguous_step_time_s: PositiveFloat
     layers: tuple[tuple[tuple[int, ...], ...], ...]
