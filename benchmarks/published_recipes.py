@@ -42,6 +42,13 @@ TARGET = "megatron@0.19"
 EQUAL = 1e-6
 #: Differences above this share are explained.
 NOTABLE = 0.05
+#: Terms that move by less than this share of the step are not named.
+LEAST_SHARE = 0.005
+#: Options that let a plan fit.
+SAVE_MEMORY = tuple(
+    f"options.{name}"
+    for name in ("activation_offload_layers", "activation_offload_modules", "optimizer_offload_fraction", "loss_chunks")
+)
 #: The terms of an estimate that are named in an explanation, at most.
 TERMS = 3
 
@@ -64,6 +71,7 @@ class Answer:
     recipe: str = ""
     recipe_s: float | None = None
     plain_s: float | None = None
+    plain_fits: bool = True
     ours: str = ""
     ours_s: float | None = None
     gap: float | None = None
@@ -195,7 +203,8 @@ def answered(key: str, cases: list[Case], target: Target) -> Answer:
     if fitting:
         answer.recipe_s, k, case = min(fitting)
         answer.recipe = describe(case.plan)
-        answer.plain_s = estimate_of(request, with_our_options(request, case.plan)).step_time_s
+        plain = estimate_of(request, with_our_options(request, case.plan))
+        answer.plain_s, answer.plain_fits = plain.step_time_s, plain.fits
     plan, figures = document.plan, document.estimate
     if plan is not None and figures is not None and figures.fits:
         answer.ours, answer.ours_s = describe(plan), figures.step_time_s
@@ -254,6 +263,9 @@ def missing(answer: Answer) -> str:
         worth = sorted(answer.options_worth_s.items(), key=lambda item: -item[1])
         options = ", ".join(f"{name} ({seconds / answer.ours_s:.1%})" for name, seconds in worth)
         return f"options: {options or 'together only'}"
+    if not answer.plain_fits:
+        saving = [f"{name} {answer.differs[name][0]}" for name in SAVE_MEMORY if name in answer.differs]
+        return f"memory: {', '.join(saving)}"
     degrees = [f"{name} {a} (ours {b})" for name, (a, b) in answer.differs.items() if not name.startswith("options.")]
     return "space: " + ", ".join(degrees)
 
@@ -262,12 +274,24 @@ def because(answer: Answer) -> str:
     """Which terms make our plan faster, for differences above :data:`NOTABLE`."""
     if answer.speedup is None or answer.recipe_s is None or answer.speedup < 1 + NOTABLE:
         return ""
-    saved = [(name, value) for name, value in answer.terms.items() if value > 0][:TERMS]
+    least = LEAST_SHARE * answer.recipe_s
+    saved = [(name, value) for name, value in answer.terms.items() if value >= least][:TERMS]
     terms = ", ".join(f"{name} {value / answer.recipe_s:.0%}" for name, value in saved)
-    changed = [f"{name} {a}→{b}" for name, (a, b) in answer.differs.items() if name in SHOWN]
+    moved = {name: pair for name, pair in answer.differs.items() if name in SHOWN}
+    if moved.get("etp") == moved.get("tp"):
+        moved.pop("etp", None)  # follows
+    changed = [f"{name} {_short(a)}→{_short(b)}" for name, (a, b) in moved.items()]
     return f"{', '.join(changed)}: less {terms}"
 
 
+def _short(choice: Any) -> str:
+    """A choice in few characters: hybrid sharding is an object in a document."""
+    if isinstance(choice, dict) and "hsdp" in choice:
+        return f"hsdp {choice['hsdp']['shard']} x {choice['hsdp']['replicate']}"
+    return str(choice)
+
+
+#: Choices that an explanation names.
 SHOWN = ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "recompute", "sharding")
 
 

@@ -39,6 +39,9 @@ def test_verdicts() -> None:
     assert missing(slower) == "space: micro_batch_size 32 (ours 16)"
     options = made(recipe_s=1.0, plain_s=1.3, ours_s=1.25, options_worth_s={"tp_comm_overlap": 0.25})
     assert missing(options) == "options: tp_comm_overlap (20.0%)"
+    offload = {"options.activation_offload_layers": [40, 0], "micro_batch_size": [2, 1]}
+    roomy = made(recipe_s=1.0, plain_s=1.0, plain_fits=False, ours_s=1.1, differs=offload)
+    assert missing(roomy) == "memory: options.activation_offload_layers 40"
     equal = made(recipe_s=1.0, plain_s=1.0, ours_s=1.0)
     assert not equal.fails
     assert missing(equal) == because(equal) == ""
