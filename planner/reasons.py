@@ -77,7 +77,7 @@ def _next_best(request: PlanRequest, document: PlanDocument, other: Alternative,
 def constraint_costs(request: PlanRequest, document: PlanDocument, deadline: float | None) -> Iterator[Explanation]:
     """What each of the user's constraints costs: the best plan found with it lifted, the others kept.
 
-    Nothing where there are too many constraints or candidates, or the deadline comes first.
+    Nothing where there are too many constraints or candidates. A deadline ends it with a word.
     """
     lifted = list(without_each(request))
     candidates = document.run.candidates if document.run else 0
@@ -87,6 +87,8 @@ def constraint_costs(request: PlanRequest, document: PlanDocument, deadline: flo
         return
     for name, free in lifted:
         if deadline is not None and time.monotonic() > deadline:
+            message = "what the other constraints cost was not found in time"
+            yield Explanation(kind="constraint", message=message, data={"constraint": name, "costs": None})
             return
         changed = {
             "cluster": document.inputs.cluster,
