@@ -259,10 +259,13 @@ def missing(answer: Answer) -> str:
     """Why a recipe is faster than our plan: options that no search sets, or a plan that the space should hold."""
     if not answer.fails:
         return ""
-    if answer.plain_s is not None and answer.ours_s is not None and answer.plain_s >= answer.ours_s * (1 - EQUAL):
+    by_options = (
+        answer.plain_s is not None and answer.ours_s is not None and answer.plain_s >= answer.ours_s * (1 - EQUAL)
+    )
+    if by_options and answer.options_worth_s:
         worth = sorted(answer.options_worth_s.items(), key=lambda item: -item[1])
-        options = ", ".join(f"{name} ({seconds / answer.ours_s:.1%})" for name, seconds in worth)
-        return f"options: {options or 'together only'}"
+        options = ", ".join(f"{name} ({seconds / (answer.ours_s or 1.0):.1%})" for name, seconds in worth)
+        return f"options: {options}"
     if not answer.plain_fits:
         saving = [f"{name} {answer.differs[name][0]}" for name in SAVE_MEMORY if name in answer.differs]
         return f"memory: {', '.join(saving)}"
