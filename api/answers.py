@@ -20,10 +20,10 @@ ILLEGAL_KINDS = frozenset({"illegal"})
 
 
 def answer(request: PlanRequest, progress: Callable[[str, int, int], None] | None = None) -> PlanDocument:
-    """The plan document of a request. Raises what :func:`meshwright.planner.search.plan` raises."""
-    from meshwright.planner.search import plan
+    """The plan document of a request. Raises what :func:`meshwright.planner.goals.answer` raises."""
+    from meshwright.planner import goals
 
-    return plan(request, progress)
+    return goals.answer(request, progress)
 
 
 def estimate_data(data: Any, *, files: bool = False) -> PlanDocument:
@@ -32,16 +32,18 @@ def estimate_data(data: Any, *, files: bool = False) -> PlanDocument:
     Raises :class:`SpecError` for bad input and :class:`~meshwright.planner.errors.IllegalPlan` for a plan that the
     target refuses.
     """
+    from meshwright.planner.expert_goal import with_expert_load, with_placement
     from meshwright.planner.single import document_for_plan, estimate_degrees
 
     request, body = plan_request(data, EstimateBody, files=files)
+    request = with_expert_load(request)
     if body.degrees is not None and body.plan is not None:
         raise SpecError(Fault("/plan", "and degrees both give a plan; leave one out"))
     if body.plan is not None:
-        return document_for_plan(request, Plan.parse(body.plan, "/plan"))
+        return with_placement(request, document_for_plan(request, Plan.parse(body.plan, "/plan")))
     degrees = body.degrees.given() if body.degrees is not None else {}
     try:
-        return estimate_degrees(request, degrees)
+        return with_placement(request, estimate_degrees(request, degrees))
     except SpecError as error:
         raise SpecError(_in_degrees(fault) for fault in error.faults) from None
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
 from meshwright.specs.base import Document, faults_of
 from meshwright.specs.errors import SpecError
+from meshwright.specs.goals import Objective
+from meshwright.specs.target import Switch
 
 DEFAULT_TARGET = "megatron@0.19"
 DEFAULT_DEADLINE_S = 30.0
@@ -78,6 +80,27 @@ class Body(Document):
             raise SpecError(faults_of(error, pointer)) from None
 
 
+ExpertLoad = Annotated[
+    Any,
+    Field(description="zipf:S, tokens by expert, or one such list a MoE layer; experts are placed to even it out"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "array"}]}},
+                {"type": "null"},
+            ],
+            "examples": ["zipf:0.6"],
+        }
+    ),
+]
+Current = Annotated[
+    Any,
+    Field(alias="from", description="The plan in use: a plan document, a Plan, or Megatron arguments"),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "array"}, {"type": "null"}]}),
+]
+
+
 class _Inputs(Body):
     """The four inputs of every question."""
 
@@ -86,6 +109,7 @@ class _Inputs(Body):
     workload: WorkloadFields
     target: str = DEFAULT_TARGET
     calibration: CalibrationData = None
+    expert_load: ExpertLoad = None
 
 
 class PlanBody(_Inputs):
@@ -93,11 +117,18 @@ class PlanBody(_Inputs):
 
     memory_headroom: Headroom = 0.05
 
-    objective: Literal["time", "gpus"] = "time"
+    objective: Objective = "time"
+    price: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict, examples=[{"H100-SXM": 2.5}])
+    tokens: PositiveFloat | None = None
+    target_step_time_s: PositiveFloat | None = None
+    target_tokens_per_s: PositiveFloat | None = None
+    what_if: Annotated[tuple[str, ...], Field(max_length=16)] = Field(default=(), examples=[["gpus=2x"]])
+    current: Current = None
     top: Annotated[int, Field(ge=1, le=50)] = 5
     fix: dict[str, Choice] = Field(default_factory=dict, examples=[{"tp": 8}])
     max: dict[str, PositiveInt] = Field(default_factory=dict, examples=[{"pp": 16}])
     forbid: tuple[str, ...] = Field(default=(), examples=[["vpp"]])
+    allow: tuple[Switch, ...] = Field(default=(), examples=[["tp_comm_overlap"]])
     work_limit: PositiveInt | None = None
     deadline_s: Annotated[PositiveFloat, Field(le=3600)] | None = DEFAULT_DEADLINE_S
 

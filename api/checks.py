@@ -13,6 +13,7 @@ from meshwright.megatron_export import (
 )
 from meshwright.megatron_export.source import read_source
 from meshwright.planner.errors import IllegalPlan
+from meshwright.planner.expert_goal import with_expert_load, with_placement
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Violation
 from meshwright.planner.single import document_for_plan
@@ -23,7 +24,7 @@ from meshwright.specs.target import Target
 
 from .bodies import DEFAULT_TARGET, CheckBody, HeadroomBody
 from .output import violation_dicts
-from .requests import Faults, read_calibration, read_cluster, read_model, read_target
+from .requests import Faults, in_field, read_calibration, read_cluster, read_expert_load, read_model, read_target
 
 #: Megatron 0.19 has 845 flags. Near matches of a wrong one take 3 ms (measured), so more would keep a service busy.
 MAX_FLAGS = 1_000
@@ -144,8 +145,10 @@ def _priced(
         target=target,
         memory_headroom=memory_headroom,
         calibration=read_calibration(inputs.get("calibration")),
+        expert_load=in_field("/expert_load", lambda: read_expert_load(inputs.get("expert_load"), spec)),
     )
-    return document_for_plan(request, plan_from_arguments(arguments, spec, cluster))
+    request = with_expert_load(request)
+    return with_placement(request, document_for_plan(request, plan_from_arguments(arguments, spec, cluster)))
 
 
 def _only_megatron(target: Target) -> None:

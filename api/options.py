@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .units import duration_s, fraction, integer
+from .units import count, duration_s, fraction, integer
 
 
 def option(flag: str, help: str, metavar: str) -> Any:
@@ -65,11 +65,54 @@ Mtp = Annotated[bool, typer.Option("--mtp", help="Train the multi-token predicti
 Headroom = Annotated[
     str | None, option("--memory-headroom", "Share of usable memory to leave free, such as 5%.", "SHARE")
 ]
-Objective = Annotated[str | None, option("--objective", "time (default): fastest step; gpus: fewest GPUs.", "NAME")]
+Objective = Annotated[
+    str | None,
+    option(
+        "--objective",
+        "time (default): fastest step; cost: cheapest step, with --price; gpus: fewest GPUs that fit or meet a target; "
+        "batch: also throughput against batch size.",
+        "NAME",
+    ),
+]
+Price = Annotated[
+    list[str] | None, option("--price", "Price of a GPU-hour, such as H100-SXM=2.5. Repeatable.", "GPU=X")
+]
+Tokens = Annotated[str | None, option("--tokens", "Tokens of the whole run, such as 15T: its cost and days.", "N")]
+TargetStepTime = Annotated[
+    str | None, option("--target-step-time", "Longest step for --objective gpus and cost, such as 5s.", "TIME")
+]
+TargetTokensPerS = Annotated[
+    str | None, option("--target-tokens-per-s", "Least throughput instead of --target-step-time.", "N")
+]
+ExpertLoad = Annotated[
+    str | None,
+    option("--expert-load", "Tokens by expert, JSON or CSV file, or zipf:0.6; experts are placed to match.", "LOAD"),
+]
+WhatIf = Annotated[
+    list[str] | None,
+    option(
+        "--what-if",
+        "Also plan after a change: gpus=2x, network=2x, nvlink=2x, gpu=H200, memory=2x, batch=2x. Repeatable.",
+        "CHANGE",
+    ),
+]
+From = Annotated[
+    str | None,
+    option("--from", "Plan in use, as plan document or Megatron arguments: how far it is from the best.", "FILE"),
+]
 Top = Annotated[str | None, option("--top", "How many plans to rank. Default 5.", "K")]
 Fix = Annotated[list[str] | None, option("--fix", "Pin a choice, such as tp=8. Repeatable.", "NAME=VALUE")]
 Max = Annotated[list[str] | None, option("--max", "Cap a degree, such as pp=16. Repeatable.", "NAME=N")]
 Forbid = Annotated[list[str] | None, option("--forbid", "Leave a feature out, such as vpp. Repeatable.", "NAME")]
+Allow = Annotated[
+    list[str] | None,
+    option(
+        "--allow",
+        "Let plans have an option that needs more than a stock installation: tp_comm_overlap, ep_comm_overlap, "
+        "delay_wgrad, flex_dispatcher, cuda_graph. Repeatable.",
+        "NAME",
+    ),
+]
 Deadline = Annotated[
     str | None, option("--deadline", "Answer with the best so far after this time. Default 30s.", "TIME")
 ]
@@ -117,6 +160,8 @@ def inputs_of(params: Mapping[str, Any]) -> dict[str, Any]:
     body["workload"] = workload_of(params)
     if params.get("calibration") is not None:
         body["calibration"] = calibration_data(params["calibration"])
+    if params.get("expert_load") is not None:
+        body["expert_load"] = expert_load_data(params["expert_load"])
     if params.get("memory_headroom") is not None:
         body["memory_headroom"] = or_text(fraction, params["memory_headroom"])
     return body
@@ -129,6 +174,28 @@ def calibration_data(path: str) -> Any:
     from .strict_json import parse_json
 
     return in_field("/calibration", lambda: parse_json(read_text(path)))
+
+
+def expert_load_data(value: str) -> Any:
+    """``zipf:S`` as it is, else the tokens in the file; :class:`SpecError` at ``/expert_load`` where there are none."""
+    from meshwright.specs.expert_load import read_load_text
+
+    from .files import read_text
+    from .requests import in_field
+
+    if value.lower().startswith("zipf:"):
+        return value
+    return in_field("/expert_load", lambda: read_load_text(read_text(value)))
+
+
+def current_data(path: str) -> Any:
+    """A plan document, or Megatron arguments as text, in a file; :class:`SpecError` at ``/from`` for neither."""
+    from .files import read_text
+    from .plan_files import read_plan_file
+    from .requests import in_field
+
+    document = in_field("/from", lambda: read_plan_file(path))
+    return document.to_json() if document is not None else in_field("/from", lambda: read_text(path))
 
 
 def workload_of(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,8 +229,18 @@ def search_of(params: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("fix", "max"):
         if params.get(name):
             out[name] = pairs(params[name], "--" + name)
-    if params.get("forbid"):
-        out["forbid"] = list(params["forbid"])
+    if params.get("price"):
+        out["price"] = pairs(params["price"], "--price", lambda text: or_text(float, text))
+    for name, convert in (("tokens", count), ("target_tokens_per_s", count), ("target_step_time", duration_s)):
+        if params.get(name) is not None:
+            out["target_step_time_s" if name == "target_step_time" else name] = or_text(convert, params[name])
+    if params.get("what_if"):
+        out["what_if"] = list(params["what_if"])
+    if params.get("from_") is not None:
+        out["from"] = current_data(params["from_"])
+    for name in ("forbid", "allow"):
+        if params.get(name):
+            out[name] = list(params[name])
     return out
 
 
@@ -235,6 +312,6 @@ def field_name(pointer: str) -> str:
     flag = "--" + re.sub(r"_s$", "", head).replace("_", "-")
     return (
         ".".join([f"{flag} {rest[0]}", *rest[1:]])
-        if head in ("fix", "max", "env") and rest
+        if head in ("fix", "max", "env", "price") and rest
         else ".".join([flag, *rest])
     )

@@ -12,6 +12,9 @@ from meshwright.specs.document import PlanDocument
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Plan, Stage, expand_blocks, parse_range
 
+from .render_goals import goal_tables
+from .units import seconds
+
 GIB = 2**30
 #: Terms of the step time below this share round to nothing and are left out of the table.
 LEAST_SHARE = 5e-4
@@ -62,6 +65,9 @@ def print_document(document: PlanDocument) -> None:
     if document.alternatives:
         console.print()
         console.print(_alternatives(document))
+    for table in goal_tables(document, _table):
+        console.print()
+        console.print(table)
     reasons = [
         item.message for item in document.explanation if item.kind != "choice" and item.message != document.reason
     ]
@@ -109,13 +115,6 @@ def _speed(document: PlanDocument) -> list[str]:
         proof = "no plan of the space is faster" if bound.gap < 1e-9 else f"at most {bound.gap:.1%} from the optimum"
         lines.append(f"proven: {proof} under the cost model (lower bound {seconds(bound.step_time_s)})")
     return lines
-
-
-def seconds(value: float) -> str:
-    """A duration with a unit that suits it."""
-    if value >= 1:
-        return f"{value:.3f} s"
-    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
 
 
 def _stages(plan: Plan, figures: Estimate) -> Table:

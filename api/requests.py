@@ -15,7 +15,10 @@ from meshwright.planner.request import DEGREES, SHORT, PlanRequest
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
+from meshwright.specs.expert_load import ExpertLoad, expert_load_from_data
+from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.model import ModelSpec
+from meshwright.specs.plan import Plan
 from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
@@ -26,8 +29,10 @@ T = TypeVar("T")
 B = TypeVar("B", PlanBody, EstimateBody)
 
 INPUTS = ("model", "cluster", "workload", "target", "calibration")
+#: Fields of the planner's request that are read from a body's in a way of their own.
+READ_APART = ("expert_load", "price", "target_step_time_s", "current")
 #: Fields of the planner's request besides its inputs; a body has those that make sense for it.
-OPTIONS = tuple(name for name in PlanRequest.model_fields if name not in INPUTS)
+OPTIONS = tuple(name for name in PlanRequest.model_fields if name not in (*INPUTS, *READ_APART))
 
 
 class Faults:
@@ -97,6 +102,14 @@ def read_calibration(value: Any) -> Calibration | None:
     return None if value is None else Calibration.parse(value)
 
 
+def read_expert_load(value: Any, model: ModelSpec) -> ExpertLoad | None:
+    """An expert load from JSON data for a model; None is none."""
+    if value is None:
+        return None
+    moe_layers = sum(isinstance(kind.feed_forward, MoEFFN) for kind in model.layers)
+    return expert_load_from_data(value, model.moe.num_experts if model.moe else 0, moe_layers)
+
+
 def read_target(name: str) -> Target:
     """A target by name."""
     from meshwright.specs.targets import load_target
@@ -135,7 +148,75 @@ def plan_request(data: Any, kind: type[B], *, files: bool = False) -> tuple[Plan
     faults.raise_if_any()
     assert body is not None  # noqa: S101 - raise_if_any has raised otherwise
     options = {name: getattr(body, name) for name in OPTIONS if hasattr(body, name)}
-    return PlanRequest.parse({**inputs, **options}), body
+    options["expert_load"] = in_field("/expert_load", lambda: read_expert_load(body.expert_load, inputs["model"]))
+    if isinstance(body, PlanBody):
+        faults.found += _goal_faults(body)
+        faults.raise_if_any()
+        options["price"] = in_field("/price", lambda: _prices(body.price, inputs["cluster"]))
+        missing = sorted({pool.gpu for pool in inputs["cluster"].pools} - options["price"].keys())
+        if missing and (options["price"] or body.objective == "cost"):
+            raise SpecError(Fault("/price", f"is missing for a GPU-hour of {', '.join(missing)}"))
+        options["target_step_time_s"] = _target_step_time_s(body, inputs["workload"])
+    request = PlanRequest.parse({**inputs, **options})
+    if isinstance(body, PlanBody) and body.current is not None:
+        current = in_field("/from", lambda: _current(body.current, request))
+        request = request.model_copy(update={"current": current})
+    return request, body
+
+
+def _goal_faults(body: PlanBody) -> list[Fault]:
+    """Goals that do not go together."""
+    faults = []
+    if body.tokens is not None and not body.price:
+        faults.append(Fault("/tokens", "gives the cost of a run; give the price of a GPU-hour too"))
+    faults += [
+        Fault(f"/{name}", f"belongs to objective cost or gpus, not {body.objective}")
+        for name in ("target_step_time_s", "target_tokens_per_s")
+        if getattr(body, name) is not None and body.objective not in ("cost", "gpus")
+    ]
+    if body.expert_load is not None and body.workload.get("moe_load_factor", 1.0) != 1.0:
+        faults.append(Fault("/expert_load", "and moe_load_factor both say how uneven the load is; leave one out"))
+    return faults
+
+
+def _prices(given: dict[str, float], cluster: ClusterSpec) -> dict[str, float]:
+    """Prices by the cluster's own names of its GPU types, which may be given in any spelling of the catalog."""
+    from meshwright.specs.catalog import gpu
+
+    out: dict[str, float] = {}
+    for name, price in given.items():
+        own = name if name in cluster.gpus else in_field("/" + escape(name), lambda name=name: gpu(name).gpu.name)  # type: ignore[misc]
+        if own not in cluster.gpus:
+            raise SpecError(Fault("/" + escape(name), "is no GPU type of the cluster", tuple(sorted(cluster.gpus))))
+        if out.setdefault(own, price) != price:
+            raise SpecError(Fault("/" + escape(name), f"and another name both price {own}; leave one out"))
+    return out
+
+
+def _target_step_time_s(body: PlanBody, workload: Workload) -> float | None:
+    if body.target_tokens_per_s is None:
+        return body.target_step_time_s
+    if body.target_step_time_s is not None:
+        raise SpecError(Fault("/target_tokens_per_s", "and target_step_time_s are one target; leave one out"))
+    return workload.tokens_per_step / body.target_tokens_per_s
+
+
+def _current(value: Any, request: PlanRequest) -> Plan:
+    """A plan in use from a plan document, a Plan, or Megatron arguments."""
+    from meshwright.megatron_export import plan_from_arguments, read_arguments
+
+    from .plan_files import plan_document
+
+    if isinstance(value, dict):
+        if "inputs" not in value:
+            return Plan.parse(value)
+        found = plan_document(value, "").plan
+        if found is None:
+            raise SpecError(Fault("/plan", "is null: the document holds no plan"))
+        return found
+    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return plan_from_arguments(read_arguments(value), request.model, request.cluster)
+    raise SpecError(Fault("", "must be a plan document, a Plan, or Megatron arguments"))
 
 
 def _choice_faults(given: dict[str, Any]) -> list[Fault]:

@@ -27,6 +27,7 @@ from .block_memory import (
 from .block_time import add_sharded_comm, block_pieces, block_seconds
 from .blocks import BlockKind, block_kinds, table_of
 from .collectives import link_constants, p2p_s, sending_bandwidth
+from .graphs import graphs_of_search
 from .layer_time import LayerTimer
 from .learned import STACK_OF_TARGET, Traits, architecture_of, shape_of, shipped_multipliers
 from .local import Local, activation_element_bytes
@@ -47,7 +48,8 @@ class CostModel:
     ``recompute_modes`` and ``shardings`` are what the indices of the keys mean; by default the target's lists. A mode
     of the block method is priced as if every layer were recomputed; who places layers uses ``none`` for the rest.
     ``overlap`` says which communication hides and how; by default what search writes into its plans.
-    ``graphs`` are the CUDA graph scopes whose calls the host does not launch one by one (``*``: all).
+    ``graphs`` are the modules whose calls the host does not launch one by one (``*``: all); by default what search
+    writes into its plans.
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
     ``host_optimizer`` is the share of the parameters that the host updates.
     """
@@ -62,7 +64,7 @@ class CostModel:
         recompute_modes: tuple[RecomputeMode, ...] | None = None,
         shardings: tuple[str, ...] | None = None,
         overlap: Overlap | None = None,
-        graphs: frozenset[str] = frozenset(),
+        graphs: frozenset[str] | None = None,
         multipliers: tuple[Multipliers, ...] | None = None,
         host_optimizer: float = 0.0,
     ):
@@ -71,8 +73,9 @@ class CostModel:
         self.shardings = shardings if shardings is not None else target.sharding
         #: What communication prices: the level of each sharding, over the whole group.
         self.levels_of_sharding = tuple(memory.held(name).level for name in self.shardings)
-        self.overlap = default_overlap(model) if overlap is None else overlap
-        self.graphs, self.host_optimizer = graphs, host_optimizer
+        self.overlap = default_overlap(model, target.switches) if overlap is None else overlap
+        self.graphs = graphs_of_search(model, target) if graphs is None else graphs
+        self.host_optimizer = host_optimizer
         kinds = block_kinds(model, workload)
         self.kinds: list[BlockKind] = [kind for kind, _ in kinds]
         self.blocks: BlockTable = table_of(kinds)

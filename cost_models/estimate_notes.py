@@ -28,7 +28,10 @@ def breakdown_s(plan: Plan, sums: StageSums, step: StepTime) -> dict[str, float]
 def assumptions_of(costs: CostModel, plan: Plan) -> tuple[str, ...]:
     """What the estimate takes for granted."""
     workload, out = costs.workload, list(costs.cluster.assumptions)
-    if costs.model.is_moe and workload.moe_load_factor == 1.0:
+    if costs.model.is_moe and plan.ep in workload.moe_load_factor_by_ep:
+        factor = workload.moe_load_factor_by_ep[plan.ep]
+        out.append(f"the fullest of {plan.ep} expert ranks has {factor:.3f} times the mean load, in every MoE layer")
+    elif costs.model.is_moe and workload.moe_load_factor == 1.0:
         out.append("routed tokens are balanced over expert ranks (moe_load_factor 1.0)")
     longest = costs.model.max_position_embeddings
     if longest and workload.seq_length > longest:

@@ -90,11 +90,14 @@ class Local:
         return np.asarray(self.keys.one_stage > 0)
 
     @cached_property
-    def load(self) -> float:
+    def load(self) -> FloatArray:
         """Load of the fullest expert rank over the mean; a capacity factor caps it."""
-        factor = self.workload.moe_load_factor
+        factor = np.full_like(self.ep, self.workload.moe_load_factor)
+        for degree, own in self.workload.moe_load_factor_by_ep.items():
+            factor[self.ep == degree] = own
         capacity = self.workload.moe_capacity_factor
-        return factor if capacity is None else min(factor, capacity)
+        out: FloatArray = factor if capacity is None else np.minimum(factor, capacity)
+        return out
 
     def expert_tokens(self, top_k: int) -> FloatArray:
         """(token, expert) pairs that a rank's experts work on; ETP gathers the tokens of its group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +49,19 @@ class Overlap:
         return EXPERT_HIDDEN_DELAYED if self.delay_wgrad else EXPERT_HIDDEN
 
 
-def default_overlap(model: ModelSpec) -> Overlap:
-    """What search prices and writes into its plans: sparse attention gathers keys over the context group (C8s)."""
+def default_overlap(model: ModelSpec, switches: Collection[str] = ()) -> Overlap:
+    """What search prices and writes into its plans: sparse attention gathers keys over the context group (C8s).
+
+    ``switches`` are the target's.
+    """
     mixers = (kind.attention for kind in model.kinds)
     sparse = any(isinstance(mixer, MLAAttention) and mixer.top_k for mixer in mixers)
-    return Overlap(context="allgather" if sparse else "p2p")
+    return Overlap(
+        tensor="tp_comm_overlap" in switches,
+        expert="ep_comm_overlap" in switches,
+        delay_wgrad={"ep_comm_overlap", "delay_wgrad"} <= set(switches),
+        context="allgather" if sparse else "p2p",
+    )
 
 
 def overlap_of(options: Options) -> Overlap:

@@ -5,25 +5,6 @@ from __future__ import annotations
 from meshwright.specs.plan import Plan
 from meshwright.specs.target import Target
 
-#: Modules of a layer whose host calls a CUDA graph scope of Megatron captures (``--cuda-graph-scope``).
-GRAPH_SCOPES: dict[str, tuple[str, ...]] = {
-    "full_iteration": ("*",),
-    "attn": ("attention_linear", "attention_comm", "core_attn", "latent", "mla_up_proj", "layernorm", "residual"),
-    "mamba": ("attention_linear", "attention_comm", "core_attn", "layernorm", "residual"),
-    "mlp": ("mlp", "mlp_comm"),
-    "moe": ("moe", "moe_act", "shared_experts", "moe_router", "moe_preprocess"),
-    "moe_router": ("moe_router", "shared_experts"),
-    "moe_preprocess": ("moe_preprocess",),
-}
-
-
-def graphs_of(plan: Plan) -> frozenset[str]:
-    """Host calls that CUDA graphs save; without a stated scope they capture whole layers."""
-    if not plan.options.cuda_graph:
-        return frozenset()
-    scopes = plan.options.cuda_graph_scope or ("full_iteration",)
-    return frozenset(module for scope in scopes for module in GRAPH_SCOPES[scope])
-
 
 def with_options(target: Target, plan: Plan) -> Target:
     """The target with the switches that the plan sets."""

@@ -17,11 +17,12 @@ from meshwright.specs.workload import Workload
 
 from . import schedules
 from .cells import CostModel
+from .graphs import graphs_of
 from .multipliers import Multipliers
 from .offload import OFFLOAD_BUFFERS
 from .overlap import overlap_of
 from .plan_schedule import check_schedule, ends_meet, with_copies
-from .plan_switches import graphs_of, with_options
+from .plan_switches import with_options
 from .protocol import STATIC, TERMS, CellCosts
 
 

@@ -132,6 +132,8 @@ def overlap_flags(plan: Plan, model: ModelSpec) -> Flags:
         flags.append(("--moe-token-dispatcher-type", options.dispatcher or "alltoall"))
     if options.cuda_graph:
         flags.append(("--cuda-graph-impl", "local"))
+        if options.cuda_graph_scope and "full_iteration" not in options.cuda_graph_scope:
+            flags.append(("--cuda-graph-modules", *options.cuda_graph_scope))
     return flags
 
 

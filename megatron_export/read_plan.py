@@ -14,6 +14,7 @@ from meshwright.specs.plan import (
     CpComm,
     Degrees,
     Devices,
+    GraphScope,
     Group,
     Hsdp,
     HsdpSharding,
@@ -171,6 +172,7 @@ def options_of(args: MegatronArguments, facts: Facts) -> Options:
         cp_comm_type=comm if facts.cp > 1 and comm in get_args(CpComm) else None,  # type: ignore[arg-type]
         cp_a2a_size=facts.hierarchical_cp_sizes[0] if facts.cp > 1 and facts.hierarchical_cp_sizes else None,
         cuda_graph=facts.cuda_graph != "none",
+        cuda_graph_scope=tuple(scope for scope in get_args(GraphScope) if scope in facts.cuda_graph_modules),
         fused_cross_entropy=args["cross_entropy_loss_fusion"],
         grouped_gemm=facts.grouped_gemm,
         dist_opt_instances=1 if fsdp_instances else facts.dist_opt_instances,

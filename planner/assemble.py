@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from meshwright.cost_models.graphs import scope_of_search
 from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import BlockTable
 from meshwright.specs.batch import IntArray
@@ -142,10 +143,17 @@ def devices_of(cluster: ClusterSpec, arrangement: Arrangement) -> tuple[Devices,
 def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) -> Options:
     """The target's switches for a skeleton."""
     sharded = skeleton.sharding != "none"
+    graphs = "cuda_graph" in target.switches
+    exchange = "ep_comm_overlap" in target.switches and model.is_moe and skeleton.ep > 1
     return Options(
         sequence_parallel=target.sequence_parallel and skeleton.tp > 1,
         overlap_grad_reduce=target.overlap_grad_reduce,
         overlap_param_gather=target.overlap_param_gather and sharded,
+        tp_comm_overlap="tp_comm_overlap" in target.switches and target.sequence_parallel and skeleton.tp > 1,
+        ep_comm_overlap=exchange,
+        delay_wgrad=exchange and "delay_wgrad" in target.switches,
+        cuda_graph=graphs,
+        cuda_graph_scope=scope_of_search(model) if graphs else (),
         overlap_p2p=skeleton.vpp > 1,
         dispatcher=target.dispatcher if model.is_moe else None,
         cp_comm_type=default_overlap(model).context if skeleton.cp > 1 else None,

@@ -32,6 +32,11 @@ _TERM = {
 GIB = 2**30
 
 
+def term_name(name: str) -> str:
+    """A term of an estimate's breakdown in words."""
+    return _TERM.get(name, name)
+
+
 def decoder_layers(plan: Plan) -> list[int]:
     """Decoder layers of every stage."""
     return [

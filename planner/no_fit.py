@@ -93,7 +93,7 @@ def _illegal(result: SearchResult) -> tuple[str, list[Explanation]]:
     ]
 
 
-def _closest(result: SearchResult) -> Finalist:
+def closest(result: SearchResult) -> Finalist:
     """The legal candidate that overflows least, split by time without regard to memory, as lean as it may be."""
     fills = [priced.mean_fill() for priced in result.priced]
     owner = int(np.argmin([fill.min() for fill in fills]))
@@ -111,7 +111,7 @@ def _closest(result: SearchResult) -> Finalist:
 def _overflow(request: PlanRequest, result: SearchResult) -> tuple[str, Explanation]:
     search = Search(request)
     search.result = result
-    plan = plan_of(request, search, _closest(result))
+    plan = plan_of(request, search, closest(result))
     figures = estimate_of(request, plan)
     fill = [stage.reserved_bytes / stage.limit_bytes for stage in figures.stages]
     worst = int(np.argmax(fill))
@@ -142,7 +142,7 @@ def smallest_fitting(request: PlanRequest, deadline: float | None = None) -> Clu
     """
     needed = least_state_bytes(request)
     tried, last = 0, 0
-    for size in _sizes(request.cluster):
+    for size in sizes(request.cluster):
         cluster = scaled(request.cluster, size)
         usable = sum(pool.num_gpus * cluster.gpu_of(pool).usable_memory_bytes for pool in cluster.pools)
         if usable < needed or (tried >= SIZES_TRIED and size < 2 * last):
@@ -163,13 +163,13 @@ def least_state_bytes(request: PlanRequest) -> float:
     return float(costs.cells(keys).static_bytes[0, costs.blocks.kind_of].sum())
 
 
-def _sizes(cluster: ClusterSpec) -> list[int]:
+def sizes(cluster: ClusterSpec) -> list[int]:
     """Cluster sizes to try, in units of :func:`scaled`: parts of a node of a single pool, then whole nodes."""
     if len(cluster.pools) > 1:
         unit = sum(pool.num_gpus for pool in cluster.pools)
         smallest = min(pool.nodes for pool in cluster.pools)
         return list(range(1, max(2, MAX_GPUS * smallest // unit)))
-    node = _node_size(cluster.pools[0])
+    node = node_size(cluster.pools[0])
     return [*divisors(node)[:-1], *range(node, MAX_GPUS + 1, node)]
 
 
@@ -181,21 +181,21 @@ def scaled(cluster: ClusterSpec, size: int) -> ClusterSpec:
     """
     if len(cluster.pools) == 1:
         pool = cluster.pools[0]
-        node = _node_size(pool)
+        node = node_size(pool)
         if node != pool.gpus_per_node:
             return cluster_from_data(f"{size}x{pool.gpu}")
         if size < node:
             part = pool.model_copy(update={"gpus_per_node": size})
-            return cluster.model_copy(update={"pools": (_resized(part, 1),), "name": f"1x{size}x{pool.gpu}"})
-        pools: tuple[Pool, ...] = (_resized(pool, size // node),)
+            return cluster.model_copy(update={"pools": (resized(part, 1),), "name": f"1x{size}x{pool.gpu}"})
+        pools: tuple[Pool, ...] = (resized(pool, size // node),)
     else:
         least = min(pool.nodes for pool in cluster.pools)
-        pools = tuple(_resized(pool, max(1, round(pool.nodes * size / least))) for pool in cluster.pools)
+        pools = tuple(resized(pool, max(1, round(pool.nodes * size / least))) for pool in cluster.pools)
     name = "+".join(f"{pool.nodes}x{pool.gpus_per_node}x{pool.gpu}" for pool in pools)
     return cluster.model_copy(update={"pools": pools, "name": name})
 
 
-def _node_size(pool: Pool) -> int:
+def node_size(pool: Pool) -> int:
     """GPUs of a full node: the reference node where the pool is a part of one, else the pool's own."""
     try:
         return max(pool.gpus_per_node, catalog_gpu(pool.gpu).node.gpus_per_node)
@@ -203,7 +203,8 @@ def _node_size(pool: Pool) -> int:
         return pool.gpus_per_node
 
 
-def _resized(pool: Pool, nodes: int) -> Pool:
+def resized(pool: Pool, nodes: int) -> Pool:
+    """The pool with another number of nodes; its outermost level spans them. Host names are not kept."""
     total = nodes * pool.gpus_per_node
     inner = [level for level in pool.levels[:-1] if level.span < total]
     outer = pool.levels[-1].model_copy(update={"span": max(total, (inner[-1].span + 1) if inner else total)})

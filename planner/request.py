@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from meshwright.cost_models.calibration import Calibration
 from meshwright.specs.base import Document
 from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.expert_load import ExpertLoad
+from meshwright.specs.feed_forward import MoEFFN
+from meshwright.specs.goals import Objective
 from meshwright.specs.model import ModelSpec
-from meshwright.specs.target import Target
+from meshwright.specs.plan import Plan
+from meshwright.specs.target import Switch, Target
 from meshwright.specs.workload import Workload
 
 #: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
@@ -29,13 +33,18 @@ class PlanRequest(Document):
     features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave free.
     ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
     ``calibration`` corrects the costs where it has an entry.
+
+    ``price`` is money a GPU-hour by GPU type, ``tokens`` the length of the whole run. ``target_step_time_s`` is the
+    longest step that objectives ``cost`` and ``gpus`` may take. ``expert_load`` says how unevenly tokens meet experts;
+    they are then placed to even that out. ``allow`` lets plans have options that the target leaves off. ``what_if``
+    names changes to plan for as well, and ``current`` is a plan in use that the best one is compared with.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     workload: Workload
     target: Target
-    objective: Literal["time", "gpus"] = "time"
+    objective: Objective = "time"
     top: PositiveInt = Field(default=5, le=50)
     fix: dict[str, int | str] = Field(default_factory=dict)
     max: dict[str, PositiveInt] = Field(default_factory=dict)
@@ -44,6 +53,13 @@ class PlanRequest(Document):
     work_limit: PositiveInt | None = None
     deadline_s: PositiveFloat | None = None
     calibration: Calibration | None = None
+    price: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    tokens: PositiveFloat | None = None
+    target_step_time_s: PositiveFloat | None = None
+    expert_load: ExpertLoad | None = None
+    what_if: tuple[str, ...] = Field(default=(), max_length=16)
+    current: Plan | None = None
+    allow: tuple[Switch, ...] = ()
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:
@@ -75,6 +91,28 @@ class PlanRequest(Document):
                 raise ValueError(f"fix: {name}={value} is above max: {name}={cap}")
             if name in self.forbid and value not in (1, "none"):
                 raise ValueError(f"fix: {name}={value} contradicts forbid: {name}")
+        return self
+
+    @model_validator(mode="after")
+    def _goals(self) -> Self:
+        types = {pool.gpu for pool in self.cluster.pools}
+        unknown, missing = sorted(self.price.keys() - types), sorted(types - self.price.keys())
+        if unknown:
+            raise ValueError(f"price: {unknown[0]!r} is no GPU type of the cluster; use {', '.join(sorted(types))}")
+        if missing and (self.price or self.objective == "cost"):
+            raise ValueError(f"price: {', '.join(missing)} has none; give its price for a GPU-hour")
+        if self.tokens is not None and not self.price:
+            raise ValueError("tokens: needs the price of a GPU-hour of every GPU type")
+        if self.target_step_time_s is not None and self.objective not in ("cost", "gpus"):
+            raise ValueError("target_step_time_s: belongs to objective cost or gpus; time already takes the fastest")
+        if self.expert_load is not None:
+            if self.workload.moe_load_factor != 1.0:
+                raise ValueError("expert_load: and moe_load_factor both say how uneven the load is; leave one out")
+            found = {
+                kind.feed_forward.num_experts for kind in self.model.kinds if isinstance(kind.feed_forward, MoEFFN)
+            }
+            if found != {self.expert_load.num_experts}:
+                raise ValueError(f"expert_load: is for {self.expert_load.num_experts} experts, the model has {found}")
         return self
 
     def fixed(self, name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from meshwright.specs.document import Alternative, Bound, Explanation, PlanDocument
 
@@ -19,8 +20,10 @@ from .space import SPACE
 OPTIMAL_GAP = 1e-9
 
 
-def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument:
-    """The best plan of the declared space, or why there is none.
+def plan(
+    request: PlanRequest, progress: Progress | None = None, keep: Callable[[SearchResult], None] | None = None
+) -> PlanDocument:
+    """The best plan of the declared space, or why there is none. ``keep`` is handed all that was found.
 
     Raises :class:`DeadlineExceeded` when time was up before any plan was found.
     """
@@ -32,6 +35,8 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanDocument
             request = request.model_copy(update={"cluster": found, "objective": "time"})
     search = Search(request, progress=progress)
     result = search.run()
+    if keep is not None:
+        keep(result)
     best = result.best
     if best is None:
         if result.deadline_hit:

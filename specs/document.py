@@ -10,6 +10,7 @@ from .base import Document
 from .cluster import ClusterSpec
 from .errors import SpecError
 from .estimate import Estimate
+from .goals import BatchSweep, Cost, CurrentPlan, Difference, ExpertPlacement, Goal, ParetoPoint, WhatIf
 from .model import ModelSpec
 from .placement import placement_faults
 from .plan import Plan
@@ -36,12 +37,13 @@ class Bound(Document):
 
 
 class Alternative(Document):
-    """Another plan that fits, and why it lost."""
+    """Another plan that fits, and why it lost. ``differences`` name the choices in which it differs from the plan."""
 
     plan: Plan
     step_time_s: float
     slower_by: float
     reason: str
+    differences: tuple[Difference, ...] = ()
 
 
 ReasonKind = Literal[
@@ -52,6 +54,13 @@ ReasonKind = Literal[
     "left-out",
     "rules",
     "next-best",
+    "expert-placement",
+    "cost",
+    "goal",
+    "batch",
+    "constraint",
+    "what-if",
+    "current",
     "no-fit",
     "illegal",
     "would-fit",
@@ -88,6 +97,13 @@ class PlanDocument(Document):
     estimate: Estimate | None = None
     bound: Bound | None = None
     alternatives: tuple[Alternative, ...] = ()
+    pareto: tuple[ParetoPoint, ...] = ()
+    cost: Cost | None = None
+    goal: Goal | None = None
+    batch_sweep: BatchSweep | None = None
+    what_if: tuple[WhatIf, ...] = ()
+    current: CurrentPlan | None = None
+    expert_placement: ExpertPlacement | None = None
     explanation: tuple[Explanation, ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
     run: Run | None = None

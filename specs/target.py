@@ -17,6 +17,13 @@ OffloadModule = Literal[
 ]
 
 
+#: Options that a search writes into its plans only where it is told to: they need more than a stock installation, or
+#: hold memory that is not counted. ``tp_comm_overlap``: Transformer Engine's user buffers; ``ep_comm_overlap``: expert
+#: exchange beside another micro-batch, one more of which is alive; ``delay_wgrad``: weight gradients fill it;
+#: ``flex_dispatcher``: DeepEP's kernels; ``cuda_graph``: captured layers.
+Switch = Literal["tp_comm_overlap", "ep_comm_overlap", "delay_wgrad", "flex_dispatcher", "cuda_graph"]
+
+
 class RecomputeMode(Document):
     """Which activations are computed again in the backward pass.
 
@@ -45,6 +52,9 @@ class Target(Document):
 
     ``verified`` says how well the exports for it are checked: ``code`` (its own code accepts them in CI), ``schema``
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
+    ``uneven_experts``: expert-parallel ranks may hold different numbers of experts.
+    ``switches`` are options that a search turns on in every plan that may have them; ``waived_rules`` are ids or
+    families of rules (``megatron.P9``, ``megatron.P``) that it does not apply, to see what they cost.
     ``deepspeed_pipeline``: stages send a part from every tensor-parallel rank, and the gradients of a shared embedding
     are added up in the parameters' dtype (DeepSpeed ``PipelineEngine``), where Megatron sends the whole and adds fp32.
 
@@ -104,6 +114,9 @@ class Target(Document):
     moe_comm_overlap: bool = False
     activation_offload_modules: tuple[OffloadModule, ...] = ()
     grouped_gemm: bool = True
+    uneven_experts: bool = False
+    switches: tuple[Switch, ...] = ()
+    waived_rules: tuple[str, ...] = ()
     deepspeed_pipeline: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)

@@ -52,7 +52,8 @@ class Workload(Document):
     (``main_gradient_dtype``, by default the same), the optimizer's main parameters and its moments; a dtype that is
     not given follows from ``precision``. Main parameters of the same dtype as the stored ones are no separate copy.
     ``moe_capacity_factor`` drops tokens beyond that multiple of an expert's even share (None: no token is dropped).
-    ``moe_load_factor`` is the load of the fullest expert rank over the mean (1 = perfectly balanced). ``mtp`` trains
+    ``moe_load_factor`` is the load of the fullest expert rank over the mean (1 = perfectly balanced), whatever the
+    expert-parallel degree; ``moe_load_factor_by_ep`` says it for single degrees and goes before it. ``mtp`` trains
     the model's multi-token-prediction layers too. ``dropout``: hidden and attention dropout are on, so their masks are
     kept. ``params_dtype`` fp8 stores the linear maps of the layers in fp8 (``fp8_param_gather``), the rest in bf16.
     Optimizer ``muon`` keeps one momentum for the maps of the layers and trains embedding and head with Adam.
@@ -73,6 +74,9 @@ class Workload(Document):
     dropout: Annotated[bool, Field(strict=True)] = False
     moe_capacity_factor: Positive | None = None
     moe_load_factor: Annotated[float, Field(strict=True, ge=1.0, le=1e6)] = 1.0
+    moe_load_factor_by_ep: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(strict=True, ge=1.0, le=1e6)]] = (
+        Field(default_factory=dict)
+    )
     mtp: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="before")

@@ -84,7 +84,7 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ("frozen module", ["plan", *GOOD, "--frozen", "ears"], ["--frozen"]),
     ("load factor", ["plan", *GOOD, "--moe-load-factor", "inf"], ["--moe-load-factor: "]),
     ("target", ["plan", *GOOD, "--target", "megatron@99"], ["--target: "]),
-    ("objective", ["plan", *GOOD, "--objective", "cost"], ["--objective: "]),
+    ("objective", ["plan", *GOOD, "--objective", "beauty"], ["--objective: "]),
     ("fix without value", ["plan", *GOOD, "--fix", "tp"], ["--fix tp: takes"]),
     ("fix of a strange name", ["plan", *GOOD, "--fix", "tpp=2"], ["--fix tpp: is no choice"]),
     ("max of a label", ["plan", *GOOD, "--max", "recompute=2"], ["--max recompute: is no choice"]),

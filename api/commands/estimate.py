@@ -59,6 +59,7 @@ def estimate(
     micro_batch_size: options.MicroBatchSize = None,
     recompute: options.Recompute = None,
     sharding: options.Sharding = None,
+    expert_load: options.ExpertLoad = None,
     memory_headroom: options.Headroom = None,
     calibration: options.CalibrationFile = None,
     json: options.Json = False,

@@ -48,12 +48,20 @@ def plan(
     moe_capacity_factor: options.MoeCapacityFactor = None,
     mtp: options.Mtp = False,
     objective: options.Objective = None,
+    price: options.Price = None,
+    tokens: options.Tokens = None,
+    target_step_time: options.TargetStepTime = None,
+    target_tokens_per_s: options.TargetTokensPerS = None,
+    expert_load: options.ExpertLoad = None,
+    what_if: options.WhatIf = None,
+    from_: options.From = None,
     top: options.Top = None,
     deadline: options.Deadline = None,
     work_limit: options.WorkLimit = None,
     fix: options.Fix = None,
     max: options.Max = None,
     forbid: options.Forbid = None,
+    allow: options.Allow = None,
     memory_headroom: options.Headroom = None,
     calibration: options.CalibrationFile = None,
     json: options.Json = False,
@@ -69,6 +77,11 @@ def plan(
       meshwright plan llama-3.1-70b --cluster 64xH100 --global-batch-size 512 --seq-length 8192
       meshwright plan ./config.json --cluster cluster.yaml --global-batch-size 256 --seq-length 4096 -o plan.json
       meshwright plan llama-3.1-8b --cluster 8xH100 --global-batch-size 128 --seq-length 8192 --fix tp=2 --export run
+      meshwright plan llama-3.1-8b --cluster 64xH100 --global-batch-size 128 --seq-length 8192 \\
+          --objective cost --price H100=2.5
+      meshwright plan qwen3-30b-a3b --cluster 16xH100 --global-batch-size 64 --seq-length 4096 --expert-load zipf:0.6
+      meshwright plan llama-3.1-8b --cluster 8xH100 --global-batch-size 128 --seq-length 8192 \\
+          --what-if gpus=2x --from plan.json
     """
     from meshwright.specs.errors import Fault, SpecError
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost_models.graphs import scope_of_search
 from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
 from meshwright.specs.batch import CandidateBatch, IntArray
 from meshwright.specs.cluster import GpuType
@@ -136,6 +137,11 @@ def facts_of_batch(
         micro_batch_size=batch.micro_batch_size,
         num_microbatches=batch.num_microbatches,
         sequence_parallel=(batch.tp > 1) & target.sequence_parallel,
+        tp_comm_overlap=(batch.tp > 1) & target.sequence_parallel & ("tp_comm_overlap" in target.switches),
+        moe_a2a_overlap=(batch.ep > 1) & ("ep_comm_overlap" in target.switches),
+        delay_wgrad=(batch.ep > 1) & ({"ep_comm_overlap", "delay_wgrad"} <= set(target.switches)),
+        cuda_graph="local" if "cuda_graph" in target.switches else "none",
+        cuda_graph_modules=scope_of_search(model) if "cuda_graph" in target.switches else (),
         cp_comm_type=("allgather",) if fixed["sparse_attention"] else ("p2p",),
         dist_opt=distributed,
         megatron_fsdp=_by_index(batch.sharding, [uses_fsdp(level) for level in levels]),
@@ -194,6 +200,7 @@ def facts_of_plan(
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather,
         cuda_graph="local" if options.cuda_graph else "none",
+        cuda_graph_modules=() if "full_iteration" in options.cuda_graph_scope else options.cuda_graph_scope,
         **_recompute((first.recompute,), lambda values: values[0]),
         recompute_method=first.recompute.method,
     )

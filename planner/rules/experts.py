@@ -198,20 +198,20 @@ EXPERTS: tuple[Rule, ...] = (
     ),
     Rule(
         "megatron.E12",
-        lambda f: not f.delay_wgrad or f.moe_a2a_overlap,
+        lambda f: implies(f.delay_wgrad, f.moe_a2a_overlap),
         "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm",
         "TC:2745",
         "config",
     ),
     Rule(
         "megatron.E12t",
-        lambda f: (
-            not f.delay_wgrad
-            or (
-                f.transformer_impl == "transformer_engine"
-                and (not f.overlap_grad_reduce or f.te_at_least(2, 8))
-                and (f.grad_accumulation_fusion or f.te_at_least(2, 7))
-            )
+        lambda f: implies(
+            f.delay_wgrad,
+            both(
+                f.transformer_impl == "transformer_engine",
+                implies(f.overlap_grad_reduce, f.te_at_least(2, 8)),
+                f.grad_accumulation_fusion or f.te_at_least(2, 7),
+            ),
         ),
         "--delay-wgrad-compute needs TransformerEngine (2.8 with --overlap-grad-reduce, 2.7 without "
         "gradient-accumulation fusion)",
@@ -221,7 +221,7 @@ EXPERTS: tuple[Rule, ...] = (
     Rule(
         "megatron.E12d",
         lambda f: (
-            not f.dispatch_backward_overlap or (not f.moe_a2a_overlap and not f.delay_wgrad and f.te_at_least(2, 3))
+            not f.dispatch_backward_overlap or both(no(f.moe_a2a_overlap), no(f.delay_wgrad), f.te_at_least(2, 3))
         ),
         "--overlap-dispatch-backward-with-experts-wgrad excludes --overlap-moe-expert-parallel-comm and "
         "--delay-wgrad-compute, and needs TransformerEngine 2.3",

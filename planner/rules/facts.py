@@ -121,7 +121,7 @@ class Facts:
 
     # Tensor and context parallelism.
     sequence_parallel: Truth = False
-    tp_comm_overlap: bool = False
+    tp_comm_overlap: Truth = False
     transformer_impl: str = "transformer_engine"
     cp_comm_type: tuple[str, ...] = ("p2p",)
     hierarchical_cp_sizes: tuple[int, ...] = ()
@@ -145,8 +145,8 @@ class Facts:
     router_group_topk: int = 0
     shared_experts: bool = False
     shared_expert_overlap: bool = False
-    moe_a2a_overlap: bool = False
-    delay_wgrad: bool = False
+    moe_a2a_overlap: Truth = False
+    delay_wgrad: Truth = False
     fp8_dispatch: bool = False
     dispatch_backward_overlap: bool = False
     grouped_gemm: bool = False

@@ -216,7 +216,7 @@ GRID: tuple[Rule, ...] = (
     Rule(
         "megatron.T8",
         lambda f: implies(
-            both(either(f.tp > 1, f.cp > 1), f.sm < 10, no(f.megatron_fsdp), not f.torch_fsdp2, not f.moe_a2a_overlap),
+            both(either(f.tp > 1, f.cp > 1), f.sm < 10, no(f.megatron_fsdp), not f.torch_fsdp2, no(f.moe_a2a_overlap)),
             f.environment_follows or f.max_connections == "1",
         ),
         "TP {f.tp} or CP {f.cp} above 1 before Blackwell needs the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1, "
