@@ -20,13 +20,13 @@ from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray, row_cod
 
 from . import rules
 from .arrangements import arrangements, refused_pools
+from .bounds import SplitBounds, _Test
 from .corrections import cost_model
 from .partition import splits_by_bound
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
 from .space import candidates
 from .splits import (
-    best_recomputed,
     fewest_recomputed_virtual,
     improved_virtual,
     split_plain,
@@ -36,20 +36,25 @@ from .splits import (
 
 Progress = Callable[[str, int, int], None]
 #: Candidates split together: few at first, since a first plan spares work, then enough to amortise numpy calls.
-SPLIT_BATCH, LARGEST_SPLIT_BATCH = 32, 256
+SPLIT_BATCH = 128
 #: Quickest finalists whose interleaved split is improved at the end, and the chunk passes replayed for each at most.
 IMPROVED, IMPROVEMENT_PASSES = 3, 400_000
 #: Splits of a candidate simulated at once.
 SIMULATED_TOGETHER = 16
 #: Other splits simulated at most to settle the candidates that could still win.
 SIMULATION_LIMIT = 256
+#: Halvings of the interval in which the bound of the interleaved candidates lies.
+BOUND_STEPS = 10
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed."""
+    """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed.
+
+    ``bound_s`` holds for this split, or, where ``settled``, for every split with as many layers recomputed.
+    """
 
     batch: PricedBatch
     candidate: int
@@ -57,6 +62,7 @@ class Finalist:
     step_time_s: float
     bound_s: float
     leading: int = 0
+    settled: bool = False
 
     def column(self, name: str) -> int:
         """A column of the candidate's skeleton."""
@@ -94,7 +100,7 @@ class SearchResult:
     @property
     def bound_s(self) -> float:
         """No plan of the space is faster than this."""
-        return min([self.untried_bound_s, *(min(f.bound_s, f.step_time_s) for f in self.finalists)])
+        return min([self.untried_bound_s, *(min(f.bound_s, f.step_time_s) for f in self.finalists if f.settled)])
 
     @property
     def best(self) -> Finalist | None:
@@ -149,6 +155,8 @@ class Search:
         self.progress = progress or (lambda stage, done, total: None)
         self.started = time.monotonic()
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))
+        self.bounds: dict[int, SplitBounds] = {}
+        self.open: list[tuple[SplitBounds, _Test]] = []
 
     def run(self, first_fit: bool = False) -> SearchResult:
         """Search the whole space; with ``first_fit`` only what needs least memory, up to the first that fits."""
@@ -195,38 +203,75 @@ class Search:
         result = self.result
         pending = self._promising()
         order = np.argsort(pending.fill if first_fit else pending.bound_s, kind="stable")
-        limit = self.request.work_limit or DEFAULT_WORK_LIMIT
         podium = Podium(self.request.top, pending.key)
+        limit = self.request.work_limit or DEFAULT_WORK_LIMIT
+        tried = self._scout(pending, order[:limit], podium, first_fit)
+        if first_fit:
+            return
         position, size = 0, SPLIT_BATCH
         while position < len(order):
             if pending.bound_s[order[position]] >= podium.last_s:
                 break  # in rising order: no later candidate can win a place
             if self._late():
                 break
-            if result.split >= limit:
+            if position >= max(limit - tried, SPLIT_BATCH):
                 best_s = result.best.step_time_s if result.best else np.inf
                 # What is left may still hold a runner-up; it leaves the answer open only if it may hold a better plan.
                 result.complete = bool(pending.bound_s[order[position]] >= best_s)
                 break
-            chunk = order[position : position + min(size, limit - result.split)]
+            chunk = order[position : position + min(size, limit - position)]
             position += len(chunk)
             chunk = chunk[pending.bound_s[chunk] < podium.to_beat_s(pending.key[chunk])]
-            result.split += len(chunk)
             self.progress("split", min(position, len(order)), len(order))
-            size = LARGEST_SPLIT_BATCH if result.finalists else min(2 * size, LARGEST_SPLIT_BATCH)
-            for finalist in self._split(pending, chunk, podium):
-                result.finalists.append(finalist)
-                if first_fit:
-                    return
-        left = pending.bound_s[order[position:]]
-        result.pruned["bound"] += len(left)
+            size *= 4
+            for owner, priced, mine in self._by_owner(pending, chunk):
+                limit_s = podium.to_beat_s(pending.key[mine])
+                index = pending.member[mine]
+                plain = priced.batch.vpp[index] == 1
+                found = self._plain(priced, index[plain], limit_s[plain])
+                found += self._virtual(priced, index[~plain], limit_s[~plain])
+                self._simulate(pending, owner, found, podium)
+        left = pending.bound_s[order[0 if result.deadline_hit else position :]]
+        result.pruned["bound"] += len(order) - position
         result.untried_bound_s = min(result.untried_bound_s, float(left.min(initial=np.inf)))
         self._refine()
+        self._bound_open()
+
+    def _scout(self, pending: _Pending, order: IntArray, podium: Podium, first_fit: bool) -> int:
+        """Near-even splits of candidates in ``order`` until some fit, so that a step time to beat is known."""
+        position, size = 0, SPLIT_BATCH
+        while position < len(order) and not self.result.finalists and not self._late():
+            chunk = order[position : position + size]
+            position += len(chunk)
+            size *= 2
+            for owner, priced, mine in self._by_owner(pending, chunk):
+                self._simulate(pending, owner, self._even(priced, pending.member[mine]), podium)
+                if first_fit and self.result.finalists:
+                    return position
+        return position
+
+    def _by_owner(self, pending: _Pending, chunk: IntArray) -> Iterator[tuple[int, PricedBatch, IntArray]]:
+        for owner in np.unique(pending.owner[chunk]).tolist():
+            yield owner, self.result.priced[owner], chunk[pending.owner[chunk] == owner]
+
+    def _simulate(self, pending: _Pending, owner: int, found: list[Finalist], podium: Podium) -> None:
+        """Simulate those of one batch that may win a place, best bound first."""
+        mine = pending.owner == owner
+        key_of = dict(zip(pending.member[mine].tolist(), pending.key[mine].tolist(), strict=True))
+        for finalist in sorted(found, key=lambda item: (item.bound_s, item.order)):
+            key = key_of[finalist.candidate]
+            if finalist.bound_s >= podium.to_beat_s(key):
+                continue
+            if self._late():
+                return
+            finalist = simulated(finalist)
+            podium.enter(key, finalist.step_time_s)
+            self.result.finalists.append(finalist)
 
     def _refine(self) -> None:
         """Look at other splits of the candidates that could still win.
 
-        The quickest interleaved ones, which had one split each, are improved layer by layer. Then the plain ones,
+        The quickest interleaved ones, which have a near-even split, are improved layer by layer. Then the plain ones,
         lowest bound first.
 
         The dynamic programme minimises the bound, the events may like another split better. Splits come in rising order
@@ -241,7 +286,7 @@ class Search:
             finalist, best = result.finalists[position], result.best
             if best is None or finalist.bound_s >= best.step_time_s or left <= 0 or self._late():
                 break
-            if finalist.column("vpp") > 1:
+            if not finalist.settled:
                 continue
             result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
             left -= used
@@ -273,62 +318,77 @@ class Search:
             self.result.deadline_hit, self.result.complete = True, False
         return self.result.deadline_hit
 
-    def _split(self, pending: _Pending, chunk: IntArray, podium: Podium) -> Iterator[Finalist]:
-        """Split candidates and simulate those that may still win a place, best bound first."""
-        found: list[tuple[Finalist, int]] = []
-        for owner in np.unique(pending.owner[chunk]):
-            priced = self.result.priced[int(owner)]
-            mine = chunk[pending.owner[chunk] == owner]
-            index = pending.member[mine]
-            key_of = dict(zip(index.tolist(), pending.key[mine].tolist(), strict=True))
-            plain = priced.batch.vpp[index] == 1
-            split: list[Finalist] = []
-            for chosen in (index[plain & ~priced.is_block[index]], index[plain & priced.is_block[index]]):
-                if len(chosen):
-                    split += self._plain(priced, chosen, podium.last_s)
-            for virtual in np.unique(priced.batch.vpp[index[~plain]]):
-                split += self._virtual(priced, index[priced.batch.vpp[index] == virtual])
-            found += [(finalist, key_of[finalist.candidate]) for finalist in split]
-        for finalist, key in sorted(found, key=lambda item: (item[0].bound_s, item[0].order)):
-            if finalist.bound_s >= podium.to_beat_s(key):
-                continue
-            if self._late():
-                self.result.untried_bound_s = min(self.result.untried_bound_s, finalist.bound_s)
-                return
-            finalist = simulated(finalist)
-            podium.enter(key, finalist.step_time_s)
-            yield finalist
+    def _plain(self, priced: PricedBatch, index: IntArray, limit_s: FloatArray) -> list[Finalist]:
+        """1F1B candidates with the split of best bound, for every number of recomputed layers that may be worth it."""
+        if not len(index):
+            return []
+        pairs = self._bounds(priced).pairs(index, limit_s)
+        self.result.pruned["bound"] += len(index) - len(np.unique(pairs.index))
+        if not len(pairs.index):
+            return []
+        cuts, bound = split_plain(priced, pairs.index, float(limit_s.max()), pairs.leading)
+        return [
+            Finalist(priced, int(pairs.index[k]), cuts[k], np.inf, float(bound[k]), int(pairs.leading[k]), True)
+            for k in np.flatnonzero(np.isfinite(bound))
+        ]
 
-    def _plain(self, priced: PricedBatch, index: IntArray, best: float) -> list[Finalist]:
-        """The best-bound split of 1F1B candidates of one recompute kind, where one fits."""
-        if priced.is_block[index[0]]:
-            leading, cuts, bound = best_recomputed(priced, index, best)
-        else:
-            leading = np.zeros(len(index), dtype=np.int64)
-            cuts, bound = split_plain(priced, index, best)
-        fits = np.nonzero(np.isfinite(bound))[0]
-        self.result.pruned["memory"] += len(index) - len(fits)
-        return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
+    def _virtual(self, priced: PricedBatch, index: IntArray, limit_s: FloatArray) -> list[Finalist]:
+        """Interleaved candidates that may win, each with a split of near-equal chunk times where that fits."""
+        if not len(index):
+            return []
+        pairs = self._bounds(priced).pairs(index, limit_s)
+        self.open.append((self._bounds(priced), pairs))
+        passed = np.unique(pairs.index)
+        self.result.pruned["bound"] += len(index) - len(passed)
+        return self._even(priced, passed)
 
-    def _virtual(self, priced: PricedBatch, index: IntArray) -> list[Finalist]:
-        """The one split of interleaved candidates of one V, where it fits."""
-        cuts = split_virtual(priced, index)
-        leading = np.zeros(len(index), dtype=np.int64)
-        block = priced.is_block[index]
-        if block.any():
-            leading[block] = fewest_recomputed_virtual(priced, index[block], cuts[block])
-        sums = priced.sums(index, cuts, leading)
-        bound, fits = priced.bound_s(index, sums), np.nonzero(sums.fits)[0]
-        self.result.pruned["memory"] += len(index) - len(fits)
-        return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
+    def _even(self, priced: PricedBatch, index: IntArray) -> list[Finalist]:
+        """Candidates with chunks of near-equal time and the fewest layers recomputed that then fit."""
+        out: list[Finalist] = []
+        for virtual in np.unique(priced.batch.vpp[index]):
+            same = index[priced.batch.vpp[index] == virtual]
+            self.result.split += len(same)
+            cuts = split_virtual(priced, same)
+            leading = np.zeros(len(same), dtype=np.int64)
+            block = priced.is_block[same]
+            if block.any():
+                leading[block] = fewest_recomputed_virtual(priced, same[block], cuts[block])
+            sums = priced.sums(same, cuts, leading)
+            bound = priced.bound_s(same, sums)
+            out += [
+                Finalist(priced, int(same[k]), cuts[k], np.inf, float(bound[k]), int(leading[k]))
+                for k in np.flatnonzero(sums.fits)
+            ]
+        return out
+
+    def _bounds(self, priced: PricedBatch) -> SplitBounds:
+        return self.bounds.setdefault(id(priced), SplitBounds(priced))
+
+    def _bound_open(self) -> None:
+        """Lower bound of the interleaved candidates over all their splits, by bisection between it and the best."""
+        best = self.result.best
+        if best is None:
+            if any(len(pairs.index) for _, pairs in self.open):
+                self.result.untried_bound_s = 0.0
+            return
+        low, high, left = 0.5 * best.step_time_s, best.step_time_s, self.open
+        for step in range(BOUND_STEPS):
+            middle = high if step == 0 else (low + high) / 2
+            passed = [(bounds, bounds.within(pairs, middle)) for bounds, pairs in left]
+            passed = [(bounds, pairs) for bounds, pairs in passed if len(pairs.index)]
+            if passed:
+                left, high, low = passed, middle, low
+            elif step == 0:
+                return  # none may be quicker than the best
+            else:
+                low = middle
+        self.result.untried_bound_s = min(self.result.untried_bound_s, low)
 
 
 def simulated(finalist: Finalist) -> Finalist:
-    """The finalist with its step time. An interleaved candidate has one split in the space, which settles it."""
-    priced, candidate = finalist.batch, finalist.candidate
-    step_s = float(priced.step_s(candidate, finalist.cuts[None], finalist.leading)[0])
-    bound_s = step_s if priced.batch.vpp[candidate] > 1 else finalist.bound_s
-    return replace(finalist, step_time_s=step_s, bound_s=bound_s)
+    """The finalist with its step time."""
+    step_s = float(finalist.batch.step_s(finalist.candidate, finalist.cuts[None], finalist.leading)[0])
+    return replace(finalist, step_time_s=step_s)
 
 
 def improved(finalist: Finalist) -> Finalist:
