@@ -36,7 +36,7 @@ class _Test:
     Axes [n, P, A+1, W+1]: a stage with a rare and b common layers. ``work_s``: M times a micro-batch; ``room``: whether
     memory holds it; ``reduce_s``: ``work_s`` and its gradient reduction. ``down_s``, ``up_s`` [n, P]: the way to a stage and back;
     ``passed_s`` [n, 2, 2]: what each rare and common layer before the stage adds to it, down and up (1F1B).
-    ``after_s`` [n]: what follows the last reduction.
+    ``first_reduce_s``, ``after_s`` [n]: the reduction of the first stage at least, and what follows the last one.
     """
 
     index: IntArray
@@ -47,6 +47,7 @@ class _Test:
     down_s: FloatArray
     up_s: FloatArray
     passed_s: FloatArray
+    first_reduce_s: FloatArray
     after_s: FloatArray
 
     def columns(self) -> list[Any]:
@@ -138,7 +139,7 @@ class SplitBounds:
             common = np.maximum(placed, 0.0)[:, :, None]
             passed = before * test.passed_s[:, None, :, 0] + common * test.passed_s[:, None, :, 1]
             down = left_s[:, None] - test.down_s[:, stage, None] - passed[:, :, 0]
-            up = down - test.up_s[:, stage, None] - passed[:, :, 1]
+            up = down - (test.up_s[:, stage] + test.first_reduce_s)[:, None] - passed[:, :, 1]
             after = np.full_like(placed, -np.inf)
             for taken in range(rare + 1):
                 work, reduce_s = test.work_s[:, stage, taken, None], test.reduce_s[:, stage, taken, None]
@@ -196,7 +197,10 @@ class SplitBounds:
             passed.append(np.where(plain[:, None], np.stack(self._classes(quickest), axis=-1), 0.0))
         ways[1] += np.minimum(leading, 1)[:, None] * again.min(axis=1)[:, None] * np.arange(pp)
         after_s = priced.least_tail_s()[index]
-        return _Test(index, leading, work, np.ones(work.shape, np.bool_), work, *ways, np.stack(passed, axis=1), after_s)
+        room = np.ones(work.shape, dtype=np.bool_)
+        return _Test(
+            index, leading, work, room, work, *ways, np.stack(passed, axis=1), np.zeros_like(after_s), after_s
+        )
 
     def _tailed(self, test: _Test, rare: IntArray, common: IntArray) -> _Test:
         """The test with gradient reduction and the tail of the fullest stage."""
@@ -229,7 +233,7 @@ class SplitBounds:
         return replace(
             test,
             reduce_s=test.work_s + tail.grad_reduce_s[:, self.type_of],
-            up_s=test.up_s + first[:, None],
+            first_reduce_s=first,
             after_s=np.maximum(slowest_s, test.after_s),
         )
 

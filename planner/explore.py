@@ -53,7 +53,8 @@ DEFAULT_WORK_LIMIT = 4000
 class Finalist:
     """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed.
 
-    ``bound_s`` holds for this split, or, where ``settled``, for every split with as many layers recomputed.
+    ``bound_s`` holds for this split, or, where ``settled``, for every split with as many layers recomputed; it then
+    counts ``tail_s`` after the passes.
     """
 
     batch: PricedBatch
@@ -63,6 +64,7 @@ class Finalist:
     bound_s: float
     leading: int = 0
     settled: bool = False
+    tail_s: float = 0.0
 
     def column(self, name: str) -> int:
         """A column of the candidate's skeleton."""
@@ -105,6 +107,15 @@ class SearchResult:
     @property
     def best(self) -> Finalist | None:
         return min(self.finalists, key=lambda finalist: finalist.order, default=None)
+
+
+#: A finalist and the number of its degrees and pools.
+_Found = tuple[Finalist, int]
+
+
+def _with_keys(found: list[Finalist], index: IntArray, key: IntArray) -> list[_Found]:
+    key_of = dict(zip(index.tolist(), key.tolist(), strict=True))
+    return [(finalist, key_of[finalist.candidate]) for finalist in found]
 
 
 @dataclass(frozen=True)
@@ -224,13 +235,15 @@ class Search:
             chunk = chunk[pending.bound_s[chunk] < podium.to_beat_s(pending.key[chunk])]
             self.progress("split", min(position, len(order)), len(order))
             size *= 4
-            for owner, priced, mine in self._by_owner(pending, chunk):
+            found: list[_Found] = []
+            for priced, mine in self._by_owner(pending, chunk):
                 limit_s = podium.to_beat_s(pending.key[mine])
                 index = pending.member[mine]
                 plain = priced.batch.vpp[index] == 1
-                found = self._plain(priced, index[plain], limit_s[plain])
-                found += self._virtual(priced, index[~plain], limit_s[~plain])
-                self._simulate(pending, owner, found, podium)
+                split = self._plain(priced, index[plain], limit_s[plain])
+                split += self._virtual(priced, index[~plain], limit_s[~plain])
+                found += _with_keys(split, index, pending.key[mine])
+            self._simulate(found, podium)
         left = pending.bound_s[order[0 if result.deadline_hit else position :]]
         result.pruned["bound"] += len(order) - position
         result.untried_bound_s = min(result.untried_bound_s, float(left.min(initial=np.inf)))
@@ -244,22 +257,22 @@ class Search:
             chunk = order[position : position + size]
             position += len(chunk)
             size *= 2
-            for owner, priced, mine in self._by_owner(pending, chunk):
-                self._simulate(pending, owner, self._even(priced, pending.member[mine]), podium)
-                if first_fit and self.result.finalists:
-                    return position
+            found: list[_Found] = []
+            for priced, mine in self._by_owner(pending, chunk):
+                index = pending.member[mine]
+                found += _with_keys(self._even(priced, index), index, pending.key[mine])
+                if first_fit and found:
+                    break
+            self._simulate(found, podium)
         return position
 
-    def _by_owner(self, pending: _Pending, chunk: IntArray) -> Iterator[tuple[int, PricedBatch, IntArray]]:
+    def _by_owner(self, pending: _Pending, chunk: IntArray) -> Iterator[tuple[PricedBatch, IntArray]]:
         for owner in np.unique(pending.owner[chunk]).tolist():
-            yield owner, self.result.priced[owner], chunk[pending.owner[chunk] == owner]
+            yield self.result.priced[owner], chunk[pending.owner[chunk] == owner]
 
-    def _simulate(self, pending: _Pending, owner: int, found: list[Finalist], podium: Podium) -> None:
-        """Simulate those of one batch that may win a place, best bound first."""
-        mine = pending.owner == owner
-        key_of = dict(zip(pending.member[mine].tolist(), pending.key[mine].tolist(), strict=True))
-        for finalist in sorted(found, key=lambda item: (item.bound_s, item.order)):
-            key = key_of[finalist.candidate]
+    def _simulate(self, found: list[_Found], podium: Podium) -> None:
+        """Simulate those that may win a place, best bound first."""
+        for finalist, key in sorted(found, key=lambda item: (item[0].bound_s, item[0].order)):
             if finalist.bound_s >= podium.to_beat_s(key):
                 continue
             if self._late():
@@ -327,8 +340,12 @@ class Search:
         if not len(pairs.index):
             return []
         cuts, bound = split_plain(priced, pairs.index, float(limit_s.max()), pairs.leading)
+        tail_s = pairs.first_reduce_s + pairs.after_s
+        bound = bound + tail_s
         return [
-            Finalist(priced, int(pairs.index[k]), cuts[k], np.inf, float(bound[k]), int(pairs.leading[k]), True)
+            Finalist(
+                priced, int(pairs.index[k]), cuts[k], np.inf, float(bound[k]), int(pairs.leading[k]), True, tail_s[k]
+            )
             for k in np.flatnonzero(np.isfinite(bound))
         ]
 
@@ -403,16 +420,13 @@ def improved(finalist: Finalist) -> Finalist:
 
 def refined(finalist: Finalist, best_s: float, limit: int, late: Callable[[], bool]) -> tuple[Finalist, int]:
     """The finalist with its best split and the bound that is then proven, and how many splits were simulated."""
-    priced, candidate = finalist.batch, finalist.candidate
-    tail = float(priced.least_tail_s()[candidate])
-    leading = np.array([finalist.leading], dtype=np.int64)
-    splits = splits_by_bound(stage_tables(priced, np.array([candidate]), leading))
+    priced, candidate, tail_s = finalist.batch, finalist.candidate, finalist.tail_s
+    tables = stage_tables(priced, np.array([candidate]), np.array([finalist.leading], dtype=np.int64))
+    splits = splits_by_bound(tables, best_s - tail_s)
     used, bound, given_up = 0, finalist.bound_s, False
     while used < limit and bound < min(best_s, finalist.step_time_s) and not given_up and not late():
         batch = list(islice(splits, min(SIMULATED_TOGETHER, limit - used)))
-        if not batch:
-            return replace(finalist, bound_s=finalist.step_time_s), used
-        bound = batch[-1][0] + tail  # every split not yet seen has at least this bound
+        bound = batch[-1][0] + tail_s if batch else best_s  # every split not yet seen has at least this bound
         cuts = [cuts for _, cuts in batch if cuts is not None]
         given_up = len(cuts) < len(batch)
         used += len(cuts)
