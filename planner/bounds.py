@@ -89,11 +89,18 @@ class SplitBounds:
         found = [self._pairs(index[rows], step_s[rows]) for rows in self._portions(index, step_s)]
         return _Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))
 
+    def first(self, index: IntArray, step_s: FloatArray) -> BoolArray:
+        """[n] whether there is such a pair, looked for from the fewest recomputed layers on."""
+        out = np.zeros(len(index), dtype=np.bool_)
+        for rows in self._portions(index, step_s):
+            out[rows] = np.isin(index[rows], self._pairs(index[rows], step_s[rows], first=True).index)
+        return out
+
     def within(self, test: _Test, step_s: float) -> _Test:
         """Those that may still have a split below the shorter ``step_s``."""
         return test.take(np.flatnonzero(self._packs(test, step_s * (1 + ROUNDING) - test.after_s)))
 
-    def _pairs(self, index: IntArray, step_s: FloatArray) -> _Test:
+    def _pairs(self, index: IntArray, step_s: FloatArray, first: bool = False) -> _Test:
         priced = self.priced
         leading, limit_s = priced.least_recomputed()[index], step_s * (1 + ROUNDING)
         rows, found = np.arange(len(index)), []
@@ -109,7 +116,7 @@ class SplitBounds:
             fits[fits] = late = self._packs(test, limit_s[chosen] - test.after_s)
             found.append(test.take(np.flatnonzero(late)))
             # One stage has one split, which more recomputation only slows down.
-            more = priced.is_block[index[rows]] & (leading[rows] < most) & ~(fits & (priced.arrangement.pp == 1))
+            more = priced.is_block[index[rows]] & (leading[rows] < most) & ~(fits & (first or priced.arrangement.pp == 1))
             rows = rows[more]
             if not len(rows):
                 return _Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.cost_models.protocol import StageCosts
 from meshwright.cost_models.schedules.base import MAX_REPLAYED
-from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray, row_codes
+from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
 from .arrangements import arrangements, refused_pools
@@ -35,8 +35,12 @@ from .splits import (
 )
 
 Progress = Callable[[str, int, int], None]
-#: Candidates split together: few at first, since a first plan spares work, then enough to amortise numpy calls.
-SPLIT_BATCH = 128
+#: Candidates split together in search of the first that fits.
+FIRST_FIT_BATCH = 64
+#: Share by which the limit rises under which plans are looked for; doubled while there is none.
+LIMIT_GROWTH = 0.02
+#: Plans of other degrees than the best are looked for up to this share above its step time.
+RUNNER_UP = 0.03
 #: Quickest finalists whose interleaved split is improved at the end, and the chunk passes replayed for each at most.
 IMPROVED, IMPROVEMENT_PASSES = 3, 400_000
 #: Splits of a candidate simulated at once.
@@ -211,60 +215,82 @@ class Search:
         return batch.take(mask)
 
     def _explore(self, first_fit: bool) -> None:
-        result = self.result
         pending = self._promising()
-        order = np.argsort(pending.fill if first_fit else pending.bound_s, kind="stable")
         podium = Podium(self.request.top, pending.key)
-        limit = self.request.work_limit or DEFAULT_WORK_LIMIT
-        tried = self._scout(pending, order[:limit], podium, first_fit)
         if first_fit:
+            self._first_fit(pending, podium)
             return
-        position, size = 0, SPLIT_BATCH
-        while position < len(order):
-            if pending.bound_s[order[position]] >= podium.last_s:
-                break  # in rising order: no later candidate can win a place
-            if self._late():
-                break
-            if position >= max(limit - tried, SPLIT_BATCH):
-                best_s = result.best.step_time_s if result.best else np.inf
-                # What is left may still hold a runner-up; it leaves the answer open only if it may hold a better plan.
-                result.complete = bool(pending.bound_s[order[position]] >= best_s)
-                break
-            chunk = order[position : position + min(size, limit - position)]
-            position += len(chunk)
-            chunk = chunk[pending.bound_s[chunk] < podium.to_beat_s(pending.key[chunk])]
-            self.progress("split", min(position, len(order)), len(order))
-            size *= 4
-            found: list[_Found] = []
-            for priced, mine in self._by_owner(pending, chunk):
-                limit_s = podium.to_beat_s(pending.key[mine])
-                index = pending.member[mine]
-                plain = priced.batch.vpp[index] == 1
-                split = self._plain(priced, index[plain], limit_s[plain])
-                split += self._virtual(priced, index[~plain], limit_s[~plain])
-                found += _with_keys(split, index, pending.key[mine])
-            self._simulate(found, podium)
-        left = pending.bound_s[order[0 if result.deadline_hit else position :]]
-        result.pruned["bound"] += len(order) - position
+        tried = self._find(pending, podium)
+        self._improve(podium)
+        self._prove(pending, podium, tried)
+        result = self.result
+        left = pending.bound_s[~tried] if not result.complete else np.empty(0)
         result.untried_bound_s = min(result.untried_bound_s, float(left.min(initial=np.inf)))
-        self._refine()
-        self._bound_open()
+        result.pruned["bound"] += int((~tried).sum())
+        best_s = result.best.step_time_s if result.best else np.inf
+        # What is left may still hold a runner-up; it leaves the answer open only if it may hold a better plan.
+        result.complete = not result.deadline_hit and (result.complete or result.untried_bound_s >= best_s)
 
-    def _scout(self, pending: _Pending, order: IntArray, podium: Podium, first_fit: bool) -> int:
-        """Near-even splits of candidates in ``order`` until some fit, so that a step time to beat is known."""
-        position, size = 0, SPLIT_BATCH
-        while position < len(order) and not self.result.finalists and not self._late():
-            chunk = order[position : position + size]
-            position += len(chunk)
-            size *= 2
+    def _first_fit(self, pending: _Pending, podium: Podium) -> None:
+        """The first candidate that fits, emptiest first."""
+        order = np.argsort(pending.fill, kind="stable")[: self._limit]
+        for start in range(0, len(order), FIRST_FIT_BATCH):
+            for priced, mine in self._by_owner(pending, order[start : start + FIRST_FIT_BATCH]):
+                index = pending.member[mine]
+                found = self._even(priced, index)
+                self._simulate(_with_keys(found[:1], index, pending.key[mine]), podium)
+                if found or self._late():
+                    return
+
+    def _find(self, pending: _Pending, podium: Podium) -> BoolArray:
+        """Good plans: near-even splits of the candidates that may stay below a limit, which rises until a plan is
+        below it. Returns which candidates were tried [N]."""
+        tried = np.zeros(len(pending.bound_s), dtype=np.bool_)
+        limit_s, growth = float(pending.bound_s.min(initial=np.inf)), LIMIT_GROWTH
+        while not tried.all():
+            limit_s *= 1 + growth
+            growth *= 1 if self.result.finalists else 2
+            chunk = np.flatnonzero(~tried & (pending.bound_s < np.minimum(podium.to_beat_s(pending.key), limit_s)))
+            if not len(chunk) and limit_s > podium.last_s:
+                break
             found: list[_Found] = []
             for priced, mine in self._by_owner(pending, chunk):
+                passed = self._bounds(priced).first(pending.member[mine], np.full(len(mine), limit_s))
+                mine = mine[passed][: max(0, self._limit - int(tried.sum()))]
+                tried[mine] = True
                 index = pending.member[mine]
                 found += _with_keys(self._even(priced, index), index, pending.key[mine])
-                if first_fit and found:
-                    break
             self._simulate(found, podium)
-        return position
+            self.progress("find", int(tried.sum()), len(tried))
+            best = self.result.best
+            if self._late() or int(tried.sum()) >= self._limit or (best and best.step_time_s <= limit_s):
+                break
+        self.result.complete = int(tried.sum()) < self._limit
+        return tried
+
+    def _prove(self, pending: _Pending, podium: Podium, tried: BoolArray) -> None:
+        """All candidates that may still be better than the best, or a close runner-up."""
+        best = self.result.best
+        reach_s = np.inf if best is None else best.step_time_s * (1 + RUNNER_UP)
+        limit_s = np.minimum(podium.to_beat_s(pending.key), reach_s)
+        chunk = np.flatnonzero(pending.bound_s < limit_s)
+        found: list[_Found] = []
+        for done, (priced, mine) in enumerate(self._by_owner(pending, chunk)):
+            self.progress("prove", done, len(self.result.priced))
+            if self._late():
+                return
+            index, plain = pending.member[mine], priced.batch.vpp[pending.member[mine]] == 1
+            split = self._plain(priced, index[plain], limit_s[mine[plain]])
+            split += self._virtual(priced, index[~plain], limit_s[mine[~plain]], index[tried[mine]])
+            found += _with_keys(split, index, pending.key[mine])
+            tried[mine] = True
+        self._simulate(found, podium)
+        self._settle()
+        self._bound_open()
+
+    @property
+    def _limit(self) -> int:
+        return self.request.work_limit or DEFAULT_WORK_LIMIT
 
     def _by_owner(self, pending: _Pending, chunk: IntArray) -> Iterator[tuple[PricedBatch, IntArray]]:
         for owner in np.unique(pending.owner[chunk]).tolist():
@@ -281,29 +307,29 @@ class Search:
             podium.enter(key, finalist.step_time_s)
             self.result.finalists.append(finalist)
 
-    def _refine(self) -> None:
-        """Look at other splits of the candidates that could still win.
+    def _improve(self, podium: Podium) -> None:
+        """Improve the splits of the quickest interleaved plans layer by layer."""
+        result = self.result
+        for position in sorted(range(len(result.finalists)), key=lambda i: result.finalists[i].order)[:IMPROVED]:
+            if result.finalists[position].column("vpp") > 1 and not self._late():
+                result.finalists[position] = improved(result.finalists[position])
 
-        The quickest interleaved ones, which have a near-even split, are improved layer by layer. Then the plain ones,
-        lowest bound first.
+    def _settle(self) -> None:
+        """Look at other splits of the plain candidates that could still win, lowest bound first.
 
         The dynamic programme minimises the bound, the events may like another split better. Splits come in rising order
         of bound, so a candidate is settled when the next bound is not below the best step time.
         """
         result = self.result
-        for position in sorted(range(len(result.finalists)), key=lambda i: result.finalists[i].order)[:IMPROVED]:
-            if result.finalists[position].column("vpp") > 1 and not self._late():
-                result.finalists[position] = improved(result.finalists[position])
         left = SIMULATION_LIMIT
         for position in sorted(range(len(result.finalists)), key=lambda i: (result.finalists[i].bound_s, i)):
             finalist, best = result.finalists[position], result.best
             if best is None or finalist.bound_s >= best.step_time_s or left <= 0 or self._late():
                 break
-            if not finalist.settled:
-                continue
-            result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
-            left -= used
-            self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
+            if finalist.settled:
+                result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
+                left -= used
+                self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
 
     def _promising(self) -> _Pending:
         """All candidates that may fit."""
@@ -336,7 +362,6 @@ class Search:
         if not len(index):
             return []
         pairs = self._bounds(priced).pairs(index, limit_s)
-        self.result.pruned["bound"] += len(index) - len(np.unique(pairs.index))
         if not len(pairs.index):
             return []
         cuts, bound = split_plain(priced, pairs.index, float(limit_s.max()), pairs.leading)
@@ -349,15 +374,15 @@ class Search:
             for k in np.flatnonzero(np.isfinite(bound))
         ]
 
-    def _virtual(self, priced: PricedBatch, index: IntArray, limit_s: FloatArray) -> list[Finalist]:
-        """Interleaved candidates that may win, each with a split of near-equal chunk times where that fits."""
+    def _virtual(
+        self, priced: PricedBatch, index: IntArray, limit_s: FloatArray, tried: IntArray
+    ) -> list[Finalist]:
+        """Interleaved candidates that may win and were not ``tried`` yet, split near-evenly where that fits."""
         if not len(index):
             return []
         pairs = self._bounds(priced).pairs(index, limit_s)
         self.open.append((self._bounds(priced), pairs))
-        passed = np.unique(pairs.index)
-        self.result.pruned["bound"] += len(index) - len(passed)
-        return self._even(priced, passed)
+        return self._even(priced, np.setdiff1d(pairs.index, tried))
 
     def _even(self, priced: PricedBatch, index: IntArray) -> list[Finalist]:
         """Candidates with chunks of near-equal time and the fewest layers recomputed that then fit."""
