@@ -30,12 +30,13 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class _Test:
+class Test:
     """n candidates with the layers they recompute in each chunk, and what their stages cost.
 
     Axes [n, P, A+1, W+1]: a stage with a rare and b common layers. ``work_s``: M times a micro-batch; ``room``: whether
-    memory holds it; ``reduce_s``: ``work_s`` and its gradient reduction. ``down_s``, ``up_s`` [n, P]: the way to a stage and back;
-    ``passed_s`` [n, 2, 2]: what each rare and common layer before the stage adds to it, down and up (1F1B).
+    memory holds it; ``reduce_s``: ``work_s`` and its gradient reduction. ``down_s``, ``up_s`` [n, P]: the way to a
+    stage and back; ``passed_s`` [n, 2, 2]: what each rare and common layer before the stage adds to it, down and up
+    (1F1B).
     ``first_reduce_s``, ``after_s`` [n]: the reduction of the first stage at least, and what follows the last one.
     """
 
@@ -53,8 +54,8 @@ class _Test:
     def columns(self) -> list[Any]:
         return [getattr(self, name) for name in self.__dataclass_fields__]
 
-    def take(self, rows: IntArray) -> _Test:
-        return _Test(*(column[rows] for column in self.columns()))
+    def take(self, rows: IntArray) -> Test:
+        return Test(*(column[rows] for column in self.columns()))
 
 
 class SplitBounds:
@@ -75,19 +76,17 @@ class SplitBounds:
         head, rear = priced.kind[: decoders[0]], priced.kind[decoders[-1] + 1 :]
         none = np.empty(0, dtype=np.int64)
         last = priced.arrangement.pp - 1
-        self.fixed = [
-            np.concatenate([head if i == 0 else none, rear if i == last else none]) for i in range(last + 1)
-        ]
+        self.fixed = [np.concatenate([head if i == 0 else none, rear if i == last else none]) for i in range(last + 1)]
         self.head, self.rear = head, rear
         types = [(int(pool), i == 0, i == last) for i, pool in enumerate(priced.pools)]
         self.stage_of_type = np.array([types.index(one) for one in sorted(set(types))])
         self.type_of = np.array([sorted(set(types)).index(one) for one in types])
 
-    def pairs(self, index: IntArray, step_s: FloatArray) -> _Test:
+    def pairs(self, index: IntArray, step_s: FloatArray) -> Test:
         """The candidates ``index`` that may have a split below ``step_s`` [n], once for each number of recomputed
         layers with which they may."""
         found = [self._pairs(index[rows], step_s[rows]) for rows in self._portions(index, step_s)]
-        return _Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))
+        return Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))
 
     def first(self, index: IntArray, step_s: FloatArray) -> BoolArray:
         """[n] whether there is such a pair, looked for from the fewest recomputed layers on."""
@@ -96,11 +95,11 @@ class SplitBounds:
             out[rows] = np.isin(index[rows], self._pairs(index[rows], step_s[rows], first=True).index)
         return out
 
-    def within(self, test: _Test, step_s: float) -> _Test:
+    def within(self, test: Test, step_s: float) -> Test:
         """Those that may still have a split below the shorter ``step_s``."""
         return test.take(np.flatnonzero(self._packs(test, step_s * (1 + ROUNDING) - test.after_s)))
 
-    def _pairs(self, index: IntArray, step_s: FloatArray, first: bool = False) -> _Test:
+    def _pairs(self, index: IntArray, step_s: FloatArray, first: bool = False) -> Test:
         priced = self.priced
         leading, limit_s = priced.least_recomputed()[index], step_s * (1 + ROUNDING)
         rows, found = np.arange(len(index)), []
@@ -111,15 +110,14 @@ class SplitBounds:
             roomy = self._packs(test, limit_s[rows] - test.after_s)
             rows, test = rows[roomy], self._held(test.take(np.flatnonzero(roomy)), *held)
             fits = self._packs(test, limit_s[rows] - test.after_s)
-            chosen = rows[fits]
             test = self._tailed(test.take(np.flatnonzero(fits)), *held)
-            fits[fits] = late = self._packs(test, limit_s[chosen] - test.after_s)
+            late = self._packs(test, limit_s[rows[fits]] - test.after_s)
+            fits[fits] = late
             found.append(test.take(np.flatnonzero(late)))
-            # One stage has one split, which more recomputation only slows down.
-            more = priced.is_block[index[rows]] & (leading[rows] < most) & ~(fits & (first or priced.arrangement.pp == 1))
+            more = priced.is_block[index[rows]] & (leading[rows] < most) & ~(fits & first)
             rows = rows[more]
             if not len(rows):
-                return _Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))
+                return Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))
             leading[rows] += 1
 
     def _width(self, index: IntArray, step_s: FloatArray) -> int:
@@ -132,10 +130,11 @@ class SplitBounds:
         time = (step_s / (priced.batch.num_microbatches[index] * each)).max()
         return int(min(self.common, self.layers - others, time))
 
-    def _packs(self, test: _Test, left_s: FloatArray) -> BoolArray:
+    def _packs(self, test: Test, left_s: FloatArray) -> BoolArray:
         """[n] whether all layers find room from the first stage to the last, as many as may be on each.
 
-        More on early stages leaves less time to later ones, but never by more layers than were taken early.
+        More on early stages leaves less time to later ones, but never by more layers than were taken early. Each stage
+        leaves the ones behind it a layer for every chunk.
         """
         priced, rare = self.priced, self.rare
         chunks = priced.batch.vpp[test.index][:, None]
@@ -156,7 +155,8 @@ class SplitBounds:
                 most = np.count_nonzero(within, axis=2) - 1
                 total = np.where((most >= 0) & (most + taken >= chunks), placed[:, :to] + most, -np.inf)
                 after[:, taken:] = np.maximum(after[:, taken:], total)
-            placed = after
+            behind = (priced.arrangement.pp - 1 - stage) * chunks
+            placed = np.minimum(after, self.layers - behind - before[:, :, 0])
         return np.asarray(placed[:, rare] >= self.common)
 
     def _portions(self, index: IntArray, step_s: FloatArray) -> list[IntArray]:
@@ -175,7 +175,7 @@ class SplitBounds:
         out: FloatArray = one[..., None, None] * rare + two[..., None, None] * common
         return out
 
-    def _timed(self, index: IntArray, leading: IntArray, rare: IntArray, common: IntArray) -> _Test:
+    def _timed(self, index: IntArray, leading: IntArray, rare: IntArray, common: IntArray) -> Test:
         """The test without memory and gradient reduction."""
         priced, pp, pools = self.priced, self.priced.arrangement.pp, self.priced.pools
         row, chunks = priced.row[index], priced.batch.vpp[index]
@@ -191,7 +191,9 @@ class SplitBounds:
         # Chunks of c layers recompute min(leading, c): in sum least where all but one chunk have a single layer.
         apart, first = (chunks - 1)[:, None, None], leading[:, None, None]
         redone = apart * np.minimum(first, 1) + np.minimum(first, (rare + common - apart).clip(min=0))
-        work += again[:, :, None, None] * redone[:, None] + np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
+        work += (
+            again[:, :, None, None] * redone[:, None] + np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
+        )
         work *= count[:, None, None, None]
         # Chunk j of the first P holds layer j or a later one: the first i chunks take as long as i layers at least.
         ways, passed = [], []
@@ -205,11 +207,10 @@ class SplitBounds:
         ways[1] += np.minimum(leading, 1)[:, None] * again.min(axis=1)[:, None] * np.arange(pp)
         after_s = priced.least_tail_s()[index]
         room = np.ones(work.shape, dtype=np.bool_)
-        return _Test(
-            index, leading, work, room, work, *ways, np.stack(passed, axis=1), np.zeros_like(after_s), after_s
-        )
+        (down, up), nothing = ways, np.zeros_like(after_s)
+        return Test(index, leading, work, room, work, down, up, np.stack(passed, axis=1), nothing, after_s)
 
-    def _tailed(self, test: _Test, rare: IntArray, common: IntArray) -> _Test:
+    def _tailed(self, test: Test, rare: IntArray, common: IntArray) -> Test:
         """The test with gradient reduction and the tail of the fullest stage."""
         priced, index = self.priced, test.index
         row, types = priced.row[index], self.stage_of_type
@@ -244,7 +245,7 @@ class SplitBounds:
             after_s=np.maximum(slowest_s, test.after_s),
         )
 
-    def _held(self, test: _Test, rare: IntArray, common: IntArray) -> _Test:
+    def _held(self, test: Test, rare: IntArray, common: IntArray) -> Test:
         """The test with memory."""
         priced, index, pp = self.priced, test.index, self.priced.arrangement.pp
         cells = priced.cells
@@ -270,7 +271,10 @@ class SplitBounds:
         peak = np.repeat(transient[:, self.kinds].min(axis=-1)[:, None], pp, axis=1)
         for stage, blocks, times in ((0, self.head, first), (pp - 1, self.rear, last)):
             if len(blocks):
-                size = static[:, blocks].sum(axis=-1)[:, None, None] + times[:, stage] * kept[:, blocks].sum(axis=-1)[:, None, None]
+                size = (
+                    static[:, blocks].sum(axis=-1)[:, None, None]
+                    + times[:, stage] * kept[:, blocks].sum(axis=-1)[:, None, None]
+                )
                 need[:, stage] += size
                 peak[:, stage] = np.maximum(peak[:, stage], transient[:, blocks].max(axis=-1))
         capacity = priced.capacity_bytes(index) * (1 + ROUNDING)

@@ -7,32 +7,23 @@ is left at the end cannot win; a work limit or deadline leaves a gap that the an
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.cost_models.protocol import StageCosts
-from meshwright.cost_models.schedules.base import MAX_REPLAYED
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
 from .arrangements import arrangements, refused_pools
-from .bounds import SplitBounds, _Test
+from .bounds import SplitBounds, Test
 from .corrections import cost_model
-from .partition import splits_by_bound
+from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
 from .space import candidates
-from .splits import (
-    fewest_recomputed_virtual,
-    improved_virtual,
-    split_plain,
-    split_virtual,
-    stage_tables,
-)
+from .splits import fewest_recomputed_virtual, split_plain, split_virtual
 
 Progress = Callable[[str, int, int], None]
 #: Candidates split together in search of the first that fits.
@@ -41,76 +32,20 @@ FIRST_FIT_BATCH = 64
 LIMIT_GROWTH = 0.02
 #: Plans of other degrees than the best are looked for up to this share above its step time.
 RUNNER_UP = 0.03
-#: Quickest finalists whose interleaved split is improved at the end, and the chunk passes replayed for each at most.
-IMPROVED, IMPROVEMENT_PASSES = 3, 400_000
-#: Splits of a candidate simulated at once.
-SIMULATED_TOGETHER = 16
+#: Up to this many times its step time some are looked for at least, and up to this many candidates all of them.
+FAR_RUNNER_UP, SMALL_SPACE = 1.3, 400
+#: Candidates tried for each set of degrees when only runners-up are missing.
+RUNNERS_UP_TRIED = 4
+#: Quickest finalists whose interleaved split is improved.
+IMPROVED = 3
 #: Other splits simulated at most to settle the candidates that could still win.
 SIMULATION_LIMIT = 256
+#: Splits of an interleaved candidate up to which all are looked at.
+FEW_SPLITS = 200
 #: Halvings of the interval in which the bound of the interleaved candidates lies.
 BOUND_STEPS = 10
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed.
-
-    ``bound_s`` holds for this split, or, where ``settled``, for every split with as many layers recomputed; it then
-    counts ``tail_s`` after the passes.
-    """
-
-    batch: PricedBatch
-    candidate: int
-    cuts: IntArray
-    step_time_s: float
-    bound_s: float
-    leading: int = 0
-    settled: bool = False
-    tail_s: float = 0.0
-
-    def column(self, name: str) -> int:
-        """A column of the candidate's skeleton."""
-        return int(getattr(self.batch.batch, name)[self.candidate])
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The degrees that make a plan different from another."""
-        names = ("tp", "pp", "cp", "ep", "etp", "dp")
-        return (*(self.column(name) for name in names), *self.batch.arrangement.pools)
-
-    @property
-    def order(self) -> tuple[float, tuple[int, ...]]:
-        """Ranking key: step time, then everything else so that ties break the same way every time."""
-        names = ("vpp", "micro_batch_size", "recompute", "sharding")
-        return (self.step_time_s, (*self.key, *(self.column(name) for name in names), self.leading))
-
-
-@dataclass
-class SearchResult:
-    """What a search found and what it left out."""
-
-    finalists: list[Finalist] = field(default_factory=list)
-    untried_bound_s: float = np.inf
-    complete: bool = True
-    candidates: int = 0
-    pruned: Counter[str] = field(default_factory=Counter)
-    rejected: Counter[str] = field(default_factory=Counter)
-    refused_pools: dict[int, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    priced: list[PricedBatch] = field(default_factory=list)
-    split: int = 0
-    deadline_hit: bool = False
-
-    @property
-    def bound_s(self) -> float:
-        """No plan of the space is faster than this."""
-        return min([self.untried_bound_s, *(min(f.bound_s, f.step_time_s) for f in self.finalists if f.settled)])
-
-    @property
-    def best(self) -> Finalist | None:
-        return min(self.finalists, key=lambda finalist: finalist.order, default=None)
 
 
 #: A finalist and the number of its degrees and pools.
@@ -136,29 +71,12 @@ class _Pending:
     key: IntArray
 
 
-class Podium:
-    """The best step time of every set of degrees, and of the ``places`` best sets the last.
-
-    A candidate is worth a look while its bound is below both: then it may be the best of its degrees and among the best
-    of all, so that the plans named beside the best are the true next ones.
-    """
-
-    def __init__(self, places: int, keys: IntArray):
-        self._places = places
-        self._best_s = np.full(int(keys.max(initial=-1)) + 1, np.inf)
-        self.last_s = np.inf
-
-    def enter(self, key: int, step_time_s: float) -> None:
-        """A plan of degrees ``key`` takes ``step_time_s``."""
-        if step_time_s < self._best_s[key]:
-            self._best_s[key] = step_time_s
-            if len(self._best_s) >= self._places:
-                self.last_s = float(np.partition(self._best_s, self._places - 1)[self._places - 1])
-
-    def to_beat_s(self, key: IntArray | int) -> FloatArray:
-        """What a candidate of degrees ``key`` must stay below."""
-        out: FloatArray = np.minimum(self._best_s[key], self.last_s)
-        return out
+def first_of_keys(chunk: IntArray, pending: _Pending, most: int) -> IntArray:
+    """Of the candidates ``chunk`` the ``most`` with the lowest bounds for each set of degrees."""
+    order = chunk[np.lexsort((pending.bound_s[chunk], pending.key[chunk]))]
+    key = pending.key[order]
+    place = np.arange(len(key)) - np.searchsorted(key, key)
+    return np.sort(order[place < most])
 
 
 class Search:
@@ -171,7 +89,7 @@ class Search:
         self.started = time.monotonic()
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))
         self.bounds: dict[int, SplitBounds] = {}
-        self.open: list[tuple[SplitBounds, _Test]] = []
+        self.open: list[tuple[SplitBounds, Test]] = []
 
     def run(self, first_fit: bool = False) -> SearchResult:
         """Search the whole space; with ``first_fit`` only what needs least memory, up to the first that fits."""
@@ -247,12 +165,12 @@ class Search:
         below it. Returns which candidates were tried [N]."""
         tried = np.zeros(len(pending.bound_s), dtype=np.bool_)
         limit_s, growth = float(pending.bound_s.min(initial=np.inf)), LIMIT_GROWTH
-        while not tried.all():
-            limit_s *= 1 + growth
+        while not tried.all() and limit_s < np.inf:
+            limit_s = limit_s * (1 + growth) if growth < 1 else np.inf
             growth *= 1 if self.result.finalists else 2
             chunk = np.flatnonzero(~tried & (pending.bound_s < np.minimum(podium.to_beat_s(pending.key), limit_s)))
-            if not len(chunk) and limit_s > podium.last_s:
-                break
+            if self.result.best and self.result.best.step_time_s <= limit_s:  # only runners-up are missing
+                chunk = first_of_keys(chunk[~podium.has(pending.key[chunk])], pending, RUNNERS_UP_TRIED)
             found: list[_Found] = []
             for priced, mine in self._by_owner(pending, chunk):
                 passed = self._bounds(priced).first(pending.member[mine], np.full(len(mine), limit_s))
@@ -263,7 +181,8 @@ class Search:
             self._simulate(found, podium)
             self.progress("find", int(tried.sum()), len(tried))
             best = self.result.best
-            if self._late() or int(tried.sum()) >= self._limit or (best and best.step_time_s <= limit_s):
+            done_s = np.inf if best is None else best.step_time_s * (1 if np.isfinite(podium.last_s) else FAR_RUNNER_UP)
+            if self._late() or int(tried.sum()) >= self._limit or done_s <= limit_s:
                 break
         self.result.complete = int(tried.sum()) < self._limit
         return tried
@@ -271,9 +190,10 @@ class Search:
     def _prove(self, pending: _Pending, podium: Podium, tried: BoolArray) -> None:
         """All candidates that may still be better than the best, or a close runner-up."""
         best = self.result.best
-        reach_s = np.inf if best is None else best.step_time_s * (1 + RUNNER_UP)
+        small = len(tried) <= SMALL_SPACE
+        reach_s = np.inf if best is None or small else best.step_time_s * (1 + RUNNER_UP)
         limit_s = np.minimum(podium.to_beat_s(pending.key), reach_s)
-        chunk = np.flatnonzero(pending.bound_s < limit_s)
+        chunk = np.flatnonzero((pending.bound_s < limit_s) & (tried | self.result.complete))
         found: list[_Found] = []
         for done, (priced, mine) in enumerate(self._by_owner(pending, chunk)):
             self.progress("prove", done, len(self.result.priced))
@@ -286,6 +206,7 @@ class Search:
             tried[mine] = True
         self._simulate(found, podium)
         self._settle()
+        self._try_every_split()
         self._bound_open()
 
     @property
@@ -374,9 +295,7 @@ class Search:
             for k in np.flatnonzero(np.isfinite(bound))
         ]
 
-    def _virtual(
-        self, priced: PricedBatch, index: IntArray, limit_s: FloatArray, tried: IntArray
-    ) -> list[Finalist]:
+    def _virtual(self, priced: PricedBatch, index: IntArray, limit_s: FloatArray, tried: IntArray) -> list[Finalist]:
         """Interleaved candidates that may win and were not ``tried`` yet, split near-evenly where that fits."""
         if not len(index):
             return []
@@ -406,6 +325,23 @@ class Search:
     def _bounds(self, priced: PricedBatch) -> SplitBounds:
         return self.bounds.setdefault(id(priced), SplitBounds(priced))
 
+    def _try_every_split(self) -> None:
+        """Settle interleaved candidates that have few splits."""
+        result = self.result
+        for k, (bounds, pairs) in enumerate(self.open):
+            priced = bounds.priced
+            chunks = priced.arrangement.pp * priced.batch.vpp[pairs.index]
+            few = np.array([0 < count_splits(priced.counted, q) <= FEW_SPLITS for q in chunks.tolist()], dtype=np.bool_)
+            best_s = result.best.step_time_s if result.best else np.inf
+            some = bounds.within(pairs.take(np.flatnonzero(few)), best_s)
+            self.open[k] = (bounds, pairs.take(np.flatnonzero(~few)))
+            for candidate, leading in zip(some.index.tolist(), some.leading.tolist(), strict=True):
+                cuts = np.zeros(priced.arrangement.pp * int(priced.batch.vpp[candidate]) + 1, dtype=np.int64)
+                best_s = result.best.step_time_s if result.best else np.inf
+                found = every_split(Finalist(priced, candidate, cuts, np.inf, np.inf, leading), best_s)
+                if np.isfinite(found.step_time_s):
+                    result.finalists.append(found)
+
     def _bound_open(self) -> None:
         """Lower bound of the interleaved candidates over all their splits, by bisection between it and the best."""
         best = self.result.best
@@ -425,39 +361,3 @@ class Search:
             else:
                 low = middle
         self.result.untried_bound_s = min(self.result.untried_bound_s, low)
-
-
-def simulated(finalist: Finalist) -> Finalist:
-    """The finalist with its step time."""
-    step_s = float(finalist.batch.step_s(finalist.candidate, finalist.cuts[None], finalist.leading)[0])
-    return replace(finalist, step_time_s=step_s)
-
-
-def improved(finalist: Finalist) -> Finalist:
-    """An interleaved finalist with its split improved, where that shortens its step."""
-    priced, candidate, leading = finalist.batch, finalist.candidate, finalist.leading
-    passes = 2 * (len(finalist.cuts) - 1) * min(finalist.column("num_microbatches"), MAX_REPLAYED)
-    cuts, step_s = improved_virtual(
-        priced, candidate, finalist.cuts, leading, finalist.step_time_s, IMPROVEMENT_PASSES // passes
-    )
-    return replace(finalist, cuts=cuts, step_time_s=step_s)
-
-
-def refined(finalist: Finalist, best_s: float, limit: int, late: Callable[[], bool]) -> tuple[Finalist, int]:
-    """The finalist with its best split and the bound that is then proven, and how many splits were simulated."""
-    priced, candidate, tail_s = finalist.batch, finalist.candidate, finalist.tail_s
-    tables = stage_tables(priced, np.array([candidate]), np.array([finalist.leading], dtype=np.int64))
-    splits = splits_by_bound(tables, best_s - tail_s)
-    used, bound, given_up = 0, finalist.bound_s, False
-    while used < limit and bound < min(best_s, finalist.step_time_s) and not given_up and not late():
-        batch = list(islice(splits, min(SIMULATED_TOGETHER, limit - used)))
-        bound = batch[-1][0] + tail_s if batch else best_s  # every split not yet seen has at least this bound
-        cuts = [cuts for _, cuts in batch if cuts is not None]
-        given_up = len(cuts) < len(batch)
-        used += len(cuts)
-        if cuts:
-            steps = priced.step_s(candidate, np.stack(cuts), finalist.leading)
-            quickest = int(steps.argmin())
-            if steps[quickest] < finalist.step_time_s:
-                finalist = replace(finalist, cuts=cuts[quickest], step_time_s=float(steps[quickest]))
-    return replace(finalist, bound_s=min(bound, finalist.step_time_s)), used

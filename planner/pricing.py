@@ -173,8 +173,25 @@ class PricedBatch:
         quickest_behind = np.minimum.accumulate(work[:, ::-1], axis=1)[:, ::-1]
         share = (1.0 - 1.0 / count)[:, None] ** np.arange(self.arrangement.pp)[None, :]
         passed_on = np.where(self.batch.vpp > 1, 0.0, count / (share / quickest_behind).sum(axis=1))
+        if len(np.unique(self.pools)) > 1:
+            loaded = self._priced_work_s(loaded[:, None] / work)
+            passed_on = self._priced_work_s(passed_on[:, None] / quickest_behind)
         pipeline = np.maximum(loaded, passed_on)
         out: FloatArray = np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
+        return out
+
+    def _priced_work_s(self, price: FloatArray) -> FloatArray:
+        """[N] what all blocks cost at least at a price [N, P] for a second of a stage, each block where it is cheapest.
+
+        The prices are the multipliers of the pipeline's bounds, so this holds though GPU types differ in what they are
+        good at.
+        """
+        kinds, counts = np.unique(self.kind, return_counts=True)
+        least = np.full((len(self), len(kinds)), np.inf)
+        for pool in np.unique(self.pools):
+            cheapest = price[:, self.pools == pool].min(axis=1)
+            least = np.minimum(least, cheapest[:, None] * self.busy[self.row, pool][:, kinds])
+        out: FloatArray = least @ counts.astype(float)
         return out
 
     def _fullest_stage_s(self, total: FloatArray) -> FloatArray:

@@ -69,7 +69,7 @@ class Interleaved(ListedSchedule):
 
 
 def _wait_s(seconds: FloatArray, send_s: FloatArray, group: IntArray) -> FloatArray:
-    """[..., P] seconds a stage waits at least until it has begun every chunk; ``group`` micro-batches run a chunk first.
+    """[..., P] seconds a stage waits at least until it has begun every chunk; ``group`` micro-batches run one first.
 
     The longest path over (stage, chunk): on to the next stage with micro-batch 0, or on to the next chunk with the
     whole group. What the stage itself has done by then does not count as waiting.
