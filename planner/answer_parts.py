@@ -12,7 +12,8 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.target import RecomputeMode
 
 from .assemble import Skeleton, build_plan, sharding_level
-from .explore import Finalist, Search, SearchResult
+from .explore import Search
+from .finalists import Finalist, SearchResult
 from .request import PlanRequest
 
 

@@ -12,7 +12,8 @@ from meshwright.specs.goals import Considered, Goal
 from .costs import cluster_price_per_s, plan_price_per_s, price_per_s
 from .errors import DeadlineExceeded
 from .explain import seconds
-from .explore import Finalist, Progress, SearchResult
+from .explore import Progress
+from .finalists import Finalist, SearchResult
 from .no_fit import least_state_bytes
 from .parts import growing, least_step_s, parts, space_of_parts
 from .request import PlanRequest

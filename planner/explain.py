@@ -12,7 +12,7 @@ from meshwright.specs.document import Explanation
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Plan, expand_blocks
 
-from .explore import Finalist, SearchResult
+from .finalists import Finalist, SearchResult
 
 _TERM = {
     "gemm": "matrix multiplications",

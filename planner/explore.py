@@ -7,98 +7,54 @@ is left at the end cannot win; a work limit or deadline leaves a gap that the an
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.cost_models.protocol import StageCosts
-from meshwright.cost_models.schedules.base import MAX_REPLAYED
-from meshwright.specs.batch import CandidateBatch, FloatArray, IntArray, row_codes
+from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
 from .arrangements import arrangements, refused_pools
+from .bounds import SplitBounds, Test
 from .corrections import cost_model
-from .partition import splits_by_bound
+from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
 from .space import candidates
-from .splits import (
-    best_recomputed,
-    fewest_recomputed_virtual,
-    improved_virtual,
-    split_plain,
-    split_virtual,
-    stage_tables,
-)
+from .splits import fewest_recomputed_virtual, split_plain, split_virtual
 
 Progress = Callable[[str, int, int], None]
-#: Candidates split together: few at first, since a first plan spares work, then enough to amortise numpy calls.
-SPLIT_BATCH, LARGEST_SPLIT_BATCH = 32, 256
-#: Quickest finalists whose interleaved split is improved at the end, and the chunk passes replayed for each at most.
-IMPROVED, IMPROVEMENT_PASSES = 3, 400_000
-#: Splits of a candidate simulated at once.
-SIMULATED_TOGETHER = 16
+#: Candidates split together in search of the first that fits.
+FIRST_FIT_BATCH = 64
+#: Share by which the limit rises under which plans are looked for; doubled while there is none.
+LIMIT_GROWTH = 0.02
+#: Plans of other degrees than the best are looked for up to this share above its step time.
+RUNNER_UP = 0.03
+#: Up to this many times its step time some are looked for at least, and up to this many candidates all of them.
+FAR_RUNNER_UP, SMALL_SPACE = 1.3, 400
+#: Candidates tried for each set of degrees when only runners-up are missing.
+RUNNERS_UP_TRIED = 4
+#: Quickest finalists whose interleaved split is improved.
+IMPROVED = 3
 #: Other splits simulated at most to settle the candidates that could still win.
 SIMULATION_LIMIT = 256
+#: Splits of an interleaved candidate up to which all are looked at.
+FEW_SPLITS = 200
+#: Halvings of the interval in which the bound of the interleaved candidates lies.
+BOUND_STEPS = 10
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
 
 
-@dataclass(frozen=True)
-class Finalist:
-    """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed."""
-
-    batch: PricedBatch
-    candidate: int
-    cuts: IntArray
-    step_time_s: float
-    bound_s: float
-    leading: int = 0
-
-    def column(self, name: str) -> int:
-        """A column of the candidate's skeleton."""
-        return int(getattr(self.batch.batch, name)[self.candidate])
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The degrees that make a plan different from another."""
-        names = ("tp", "pp", "cp", "ep", "etp", "dp")
-        return (*(self.column(name) for name in names), *self.batch.arrangement.pools)
-
-    @property
-    def order(self) -> tuple[float, tuple[int, ...]]:
-        """Ranking key: step time, then everything else so that ties break the same way every time."""
-        names = ("vpp", "micro_batch_size", "recompute", "sharding")
-        return (self.step_time_s, (*self.key, *(self.column(name) for name in names), self.leading))
+#: A finalist and the number of its degrees and pools.
+_Found = tuple[Finalist, int]
 
 
-@dataclass
-class SearchResult:
-    """What a search found and what it left out."""
-
-    finalists: list[Finalist] = field(default_factory=list)
-    untried_bound_s: float = np.inf
-    complete: bool = True
-    candidates: int = 0
-    pruned: Counter[str] = field(default_factory=Counter)
-    rejected: Counter[str] = field(default_factory=Counter)
-    refused_pools: dict[int, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    priced: list[PricedBatch] = field(default_factory=list)
-    split: int = 0
-    deadline_hit: bool = False
-
-    @property
-    def bound_s(self) -> float:
-        """No plan of the space is faster than this."""
-        return min([self.untried_bound_s, *(min(f.bound_s, f.step_time_s) for f in self.finalists)])
-
-    @property
-    def best(self) -> Finalist | None:
-        return min(self.finalists, key=lambda finalist: finalist.order, default=None)
+def _with_keys(found: list[Finalist], index: IntArray, key: IntArray) -> list[_Found]:
+    key_of = dict(zip(index.tolist(), key.tolist(), strict=True))
+    return [(finalist, key_of[finalist.candidate]) for finalist in found]
 
 
 @dataclass(frozen=True)
@@ -115,29 +71,12 @@ class _Pending:
     key: IntArray
 
 
-class Podium:
-    """The best step time of every set of degrees, and of the ``places`` best sets the last.
-
-    A candidate is worth a look while its bound is below both: then it may be the best of its degrees and among the best
-    of all, so that the plans named beside the best are the true next ones.
-    """
-
-    def __init__(self, places: int, keys: IntArray):
-        self._places = places
-        self._best_s = np.full(int(keys.max(initial=-1)) + 1, np.inf)
-        self.last_s = np.inf
-
-    def enter(self, key: int, step_time_s: float) -> None:
-        """A plan of degrees ``key`` takes ``step_time_s``."""
-        if step_time_s < self._best_s[key]:
-            self._best_s[key] = step_time_s
-            if len(self._best_s) >= self._places:
-                self.last_s = float(np.partition(self._best_s, self._places - 1)[self._places - 1])
-
-    def to_beat_s(self, key: IntArray | int) -> FloatArray:
-        """What a candidate of degrees ``key`` must stay below."""
-        out: FloatArray = np.minimum(self._best_s[key], self.last_s)
-        return out
+def first_of_keys(chunk: IntArray, pending: _Pending, most: int) -> IntArray:
+    """Of the candidates ``chunk`` the ``most`` with the lowest bounds for each set of degrees."""
+    order = chunk[np.lexsort((pending.bound_s[chunk], pending.key[chunk]))]
+    key = pending.key[order]
+    place = np.arange(len(key)) - np.searchsorted(key, key)
+    return np.sort(order[place < most])
 
 
 class Search:
@@ -149,6 +88,8 @@ class Search:
         self.progress = progress or (lambda stage, done, total: None)
         self.started = time.monotonic()
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))
+        self.bounds: dict[int, SplitBounds] = {}
+        self.open: list[tuple[SplitBounds, Test]] = []
 
     def run(self, first_fit: bool = False) -> SearchResult:
         """Search the whole space; with ``first_fit`` only what needs least memory, up to the first that fits."""
@@ -192,60 +133,124 @@ class Search:
         return batch.take(mask)
 
     def _explore(self, first_fit: bool) -> None:
-        result = self.result
         pending = self._promising()
-        order = np.argsort(pending.fill if first_fit else pending.bound_s, kind="stable")
-        limit = self.request.work_limit or DEFAULT_WORK_LIMIT
         podium = Podium(self.request.top, pending.key)
-        position, size = 0, SPLIT_BATCH
-        while position < len(order):
-            if pending.bound_s[order[position]] >= podium.last_s:
-                break  # in rising order: no later candidate can win a place
-            if self._late():
-                break
-            if result.split >= limit:
-                best_s = result.best.step_time_s if result.best else np.inf
-                # What is left may still hold a runner-up; it leaves the answer open only if it may hold a better plan.
-                result.complete = bool(pending.bound_s[order[position]] >= best_s)
-                break
-            chunk = order[position : position + min(size, limit - result.split)]
-            position += len(chunk)
-            chunk = chunk[pending.bound_s[chunk] < podium.to_beat_s(pending.key[chunk])]
-            result.split += len(chunk)
-            self.progress("split", min(position, len(order)), len(order))
-            size = LARGEST_SPLIT_BATCH if result.finalists else min(2 * size, LARGEST_SPLIT_BATCH)
-            for finalist in self._split(pending, chunk, podium):
-                result.finalists.append(finalist)
-                if first_fit:
-                    return
-        left = pending.bound_s[order[position:]]
-        result.pruned["bound"] += len(left)
+        if first_fit:
+            self._first_fit(pending, podium)
+            return
+        tried = self._find(pending, podium)
+        self._improve(podium)
+        self._prove(pending, podium, tried)
+        result = self.result
+        left = pending.bound_s[~tried] if not result.complete else np.empty(0)
         result.untried_bound_s = min(result.untried_bound_s, float(left.min(initial=np.inf)))
-        self._refine()
+        result.pruned["bound"] += int((~tried).sum())
+        best_s = result.best.step_time_s if result.best else np.inf
+        # What is left may still hold a runner-up; it leaves the answer open only if it may hold a better plan.
+        result.complete = not result.deadline_hit and (result.complete or result.untried_bound_s >= best_s)
 
-    def _refine(self) -> None:
-        """Look at other splits of the candidates that could still win.
+    def _first_fit(self, pending: _Pending, podium: Podium) -> None:
+        """The first candidate that fits, emptiest first."""
+        order = np.argsort(pending.fill, kind="stable")[: self._limit]
+        for start in range(0, len(order), FIRST_FIT_BATCH):
+            for priced, mine in self._by_owner(pending, order[start : start + FIRST_FIT_BATCH]):
+                index = pending.member[mine]
+                found = self._even(priced, index)
+                self._simulate(_with_keys(found[:1], index, pending.key[mine]), podium)
+                if found or self._late():
+                    return
 
-        The quickest interleaved ones, which had one split each, are improved layer by layer. Then the plain ones,
-        lowest bound first.
+    def _find(self, pending: _Pending, podium: Podium) -> BoolArray:
+        """Good plans: near-even splits of the candidates that may stay below a limit, which rises until a plan is
+        below it. Returns which candidates were tried [N]."""
+        tried = np.zeros(len(pending.bound_s), dtype=np.bool_)
+        limit_s, growth = float(pending.bound_s.min(initial=np.inf)), LIMIT_GROWTH
+        while not tried.all() and limit_s < np.inf:
+            limit_s = limit_s * (1 + growth) if growth < 1 else np.inf
+            growth *= 1 if self.result.finalists else 2
+            chunk = np.flatnonzero(~tried & (pending.bound_s < np.minimum(podium.to_beat_s(pending.key), limit_s)))
+            if self.result.best and self.result.best.step_time_s <= limit_s:  # only runners-up are missing
+                chunk = first_of_keys(chunk[~podium.has(pending.key[chunk])], pending, RUNNERS_UP_TRIED)
+            found: list[_Found] = []
+            for priced, mine in self._by_owner(pending, chunk):
+                passed = self._bounds(priced).first(pending.member[mine], np.full(len(mine), limit_s))
+                mine = mine[passed][: max(0, self._limit - int(tried.sum()))]
+                tried[mine] = True
+                index = pending.member[mine]
+                found += _with_keys(self._even(priced, index), index, pending.key[mine])
+            self._simulate(found, podium)
+            self.progress("find", int(tried.sum()), len(tried))
+            best = self.result.best
+            done_s = np.inf if best is None else best.step_time_s * (1 if np.isfinite(podium.last_s) else FAR_RUNNER_UP)
+            if self._late() or int(tried.sum()) >= self._limit or done_s <= limit_s:
+                break
+        self.result.complete = int(tried.sum()) < self._limit
+        return tried
+
+    def _prove(self, pending: _Pending, podium: Podium, tried: BoolArray) -> None:
+        """All candidates that may still be better than the best, or a close runner-up."""
+        best = self.result.best
+        small = len(tried) <= SMALL_SPACE
+        reach_s = np.inf if best is None or small else best.step_time_s * (1 + RUNNER_UP)
+        limit_s = np.minimum(podium.to_beat_s(pending.key), reach_s)
+        chunk = np.flatnonzero((pending.bound_s < limit_s) & (tried | self.result.complete))
+        found: list[_Found] = []
+        for done, (priced, mine) in enumerate(self._by_owner(pending, chunk)):
+            self.progress("prove", done, len(self.result.priced))
+            if self._late():
+                return
+            index, plain = pending.member[mine], priced.batch.vpp[pending.member[mine]] == 1
+            split = self._plain(priced, index[plain], limit_s[mine[plain]])
+            split += self._virtual(priced, index[~plain], limit_s[mine[~plain]], index[tried[mine]])
+            found += _with_keys(split, index, pending.key[mine])
+            tried[mine] = True
+        self._simulate(found, podium)
+        self._settle()
+        self._try_every_split()
+        self._bound_open()
+
+    @property
+    def _limit(self) -> int:
+        return self.request.work_limit or DEFAULT_WORK_LIMIT
+
+    def _by_owner(self, pending: _Pending, chunk: IntArray) -> Iterator[tuple[PricedBatch, IntArray]]:
+        for owner in np.unique(pending.owner[chunk]).tolist():
+            yield self.result.priced[owner], chunk[pending.owner[chunk] == owner]
+
+    def _simulate(self, found: list[_Found], podium: Podium) -> None:
+        """Simulate those that may win a place, best bound first."""
+        for finalist, key in sorted(found, key=lambda item: (item[0].bound_s, item[0].order)):
+            if finalist.bound_s >= podium.to_beat_s(key):
+                continue
+            if self._late():
+                return
+            finalist = simulated(finalist)
+            podium.enter(key, finalist.step_time_s)
+            self.result.finalists.append(finalist)
+
+    def _improve(self, podium: Podium) -> None:
+        """Improve the splits of the quickest interleaved plans layer by layer."""
+        result = self.result
+        for position in sorted(range(len(result.finalists)), key=lambda i: result.finalists[i].order)[:IMPROVED]:
+            if result.finalists[position].column("vpp") > 1 and not self._late():
+                result.finalists[position] = improved(result.finalists[position])
+
+    def _settle(self) -> None:
+        """Look at other splits of the plain candidates that could still win, lowest bound first.
 
         The dynamic programme minimises the bound, the events may like another split better. Splits come in rising order
         of bound, so a candidate is settled when the next bound is not below the best step time.
         """
         result = self.result
-        for position in sorted(range(len(result.finalists)), key=lambda i: result.finalists[i].order)[:IMPROVED]:
-            if result.finalists[position].column("vpp") > 1 and not self._late():
-                result.finalists[position] = improved(result.finalists[position])
         left = SIMULATION_LIMIT
         for position in sorted(range(len(result.finalists)), key=lambda i: (result.finalists[i].bound_s, i)):
             finalist, best = result.finalists[position], result.best
             if best is None or finalist.bound_s >= best.step_time_s or left <= 0 or self._late():
                 break
-            if finalist.column("vpp") > 1:
-                continue
-            result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
-            left -= used
-            self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
+            if finalist.settled:
+                result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
+                left -= used
+                self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
 
     def _promising(self) -> _Pending:
         """All candidates that may fit."""
@@ -273,92 +278,86 @@ class Search:
             self.result.deadline_hit, self.result.complete = True, False
         return self.result.deadline_hit
 
-    def _split(self, pending: _Pending, chunk: IntArray, podium: Podium) -> Iterator[Finalist]:
-        """Split candidates and simulate those that may still win a place, best bound first."""
-        found: list[tuple[Finalist, int]] = []
-        for owner in np.unique(pending.owner[chunk]):
-            priced = self.result.priced[int(owner)]
-            mine = chunk[pending.owner[chunk] == owner]
-            index = pending.member[mine]
-            key_of = dict(zip(index.tolist(), pending.key[mine].tolist(), strict=True))
-            plain = priced.batch.vpp[index] == 1
-            split: list[Finalist] = []
-            for chosen in (index[plain & ~priced.is_block[index]], index[plain & priced.is_block[index]]):
-                if len(chosen):
-                    split += self._plain(priced, chosen, podium.last_s)
-            for virtual in np.unique(priced.batch.vpp[index[~plain]]):
-                split += self._virtual(priced, index[priced.batch.vpp[index] == virtual])
-            found += [(finalist, key_of[finalist.candidate]) for finalist in split]
-        for finalist, key in sorted(found, key=lambda item: (item[0].bound_s, item[0].order)):
-            if finalist.bound_s >= podium.to_beat_s(key):
-                continue
-            if self._late():
-                self.result.untried_bound_s = min(self.result.untried_bound_s, finalist.bound_s)
-                return
-            finalist = simulated(finalist)
-            podium.enter(key, finalist.step_time_s)
-            yield finalist
+    def _plain(self, priced: PricedBatch, index: IntArray, limit_s: FloatArray) -> list[Finalist]:
+        """1F1B candidates with the split of best bound, for every number of recomputed layers that may be worth it."""
+        if not len(index):
+            return []
+        pairs = self._bounds(priced).pairs(index, limit_s)
+        if not len(pairs.index):
+            return []
+        cuts, bound = split_plain(priced, pairs.index, float(limit_s.max()), pairs.leading)
+        tail_s = pairs.first_reduce_s + pairs.after_s
+        bound = bound + tail_s
+        return [
+            Finalist(
+                priced, int(pairs.index[k]), cuts[k], np.inf, float(bound[k]), int(pairs.leading[k]), True, tail_s[k]
+            )
+            for k in np.flatnonzero(np.isfinite(bound))
+        ]
 
-    def _plain(self, priced: PricedBatch, index: IntArray, best: float) -> list[Finalist]:
-        """The best-bound split of 1F1B candidates of one recompute kind, where one fits."""
-        if priced.is_block[index[0]]:
-            leading, cuts, bound = best_recomputed(priced, index, best)
-        else:
-            leading = np.zeros(len(index), dtype=np.int64)
-            cuts, bound = split_plain(priced, index, best)
-        fits = np.nonzero(np.isfinite(bound))[0]
-        self.result.pruned["memory"] += len(index) - len(fits)
-        return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
+    def _virtual(self, priced: PricedBatch, index: IntArray, limit_s: FloatArray, tried: IntArray) -> list[Finalist]:
+        """Interleaved candidates that may win and were not ``tried`` yet, split near-evenly where that fits."""
+        if not len(index):
+            return []
+        pairs = self._bounds(priced).pairs(index, limit_s)
+        self.open.append((self._bounds(priced), pairs))
+        return self._even(priced, np.setdiff1d(pairs.index, tried))
 
-    def _virtual(self, priced: PricedBatch, index: IntArray) -> list[Finalist]:
-        """The one split of interleaved candidates of one V, where it fits."""
-        cuts = split_virtual(priced, index)
-        leading = np.zeros(len(index), dtype=np.int64)
-        block = priced.is_block[index]
-        if block.any():
-            leading[block] = fewest_recomputed_virtual(priced, index[block], cuts[block])
-        sums = priced.sums(index, cuts, leading)
-        bound, fits = priced.bound_s(index, sums), np.nonzero(sums.fits)[0]
-        self.result.pruned["memory"] += len(index) - len(fits)
-        return [Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k])) for k in fits]
+    def _even(self, priced: PricedBatch, index: IntArray) -> list[Finalist]:
+        """Candidates with chunks of near-equal time and the fewest layers recomputed that then fit."""
+        out: list[Finalist] = []
+        for virtual in np.unique(priced.batch.vpp[index]):
+            same = index[priced.batch.vpp[index] == virtual]
+            self.result.split += len(same)
+            cuts = split_virtual(priced, same)
+            leading = np.zeros(len(same), dtype=np.int64)
+            block = priced.is_block[same]
+            if block.any():
+                leading[block] = fewest_recomputed_virtual(priced, same[block], cuts[block])
+            sums = priced.sums(same, cuts, leading)
+            bound = priced.bound_s(same, sums)
+            out += [
+                Finalist(priced, int(same[k]), cuts[k], np.inf, float(bound[k]), int(leading[k]))
+                for k in np.flatnonzero(sums.fits)
+            ]
+        return out
 
+    def _bounds(self, priced: PricedBatch) -> SplitBounds:
+        return self.bounds.setdefault(id(priced), SplitBounds(priced))
 
-def simulated(finalist: Finalist) -> Finalist:
-    """The finalist with its step time. An interleaved candidate has one split in the space, which settles it."""
-    priced, candidate = finalist.batch, finalist.candidate
-    step_s = float(priced.step_s(candidate, finalist.cuts[None], finalist.leading)[0])
-    bound_s = step_s if priced.batch.vpp[candidate] > 1 else finalist.bound_s
-    return replace(finalist, step_time_s=step_s, bound_s=bound_s)
+    def _try_every_split(self) -> None:
+        """Settle interleaved candidates that have few splits."""
+        result = self.result
+        for k, (bounds, pairs) in enumerate(self.open):
+            priced = bounds.priced
+            chunks = priced.arrangement.pp * priced.batch.vpp[pairs.index]
+            few = np.array([0 < count_splits(priced.counted, q) <= FEW_SPLITS for q in chunks.tolist()], dtype=np.bool_)
+            best_s = result.best.step_time_s if result.best else np.inf
+            some = bounds.within(pairs.take(np.flatnonzero(few)), best_s)
+            self.open[k] = (bounds, pairs.take(np.flatnonzero(~few)))
+            for candidate, leading in zip(some.index.tolist(), some.leading.tolist(), strict=True):
+                cuts = np.zeros(priced.arrangement.pp * int(priced.batch.vpp[candidate]) + 1, dtype=np.int64)
+                best_s = result.best.step_time_s if result.best else np.inf
+                found = every_split(Finalist(priced, candidate, cuts, np.inf, np.inf, leading), best_s)
+                if np.isfinite(found.step_time_s):
+                    result.finalists.append(found)
 
-
-def improved(finalist: Finalist) -> Finalist:
-    """An interleaved finalist with its split improved, where that shortens its step."""
-    priced, candidate, leading = finalist.batch, finalist.candidate, finalist.leading
-    passes = 2 * (len(finalist.cuts) - 1) * min(finalist.column("num_microbatches"), MAX_REPLAYED)
-    cuts, step_s = improved_virtual(
-        priced, candidate, finalist.cuts, leading, finalist.step_time_s, IMPROVEMENT_PASSES // passes
-    )
-    return replace(finalist, cuts=cuts, step_time_s=step_s)
-
-
-def refined(finalist: Finalist, best_s: float, limit: int, late: Callable[[], bool]) -> tuple[Finalist, int]:
-    """The finalist with its best split and the bound that is then proven, and how many splits were simulated."""
-    priced, candidate = finalist.batch, finalist.candidate
-    tail = float(priced.least_tail_s()[candidate])
-    leading = np.array([finalist.leading], dtype=np.int64)
-    splits = splits_by_bound(stage_tables(priced, np.array([candidate]), leading))
-    used, bound, given_up = 0, finalist.bound_s, False
-    while used < limit and bound < min(best_s, finalist.step_time_s) and not given_up and not late():
-        batch = list(islice(splits, min(SIMULATED_TOGETHER, limit - used)))
-        if not batch:
-            return replace(finalist, bound_s=finalist.step_time_s), used
-        bound = batch[-1][0] + tail  # every split not yet seen has at least this bound
-        cuts = [cuts for _, cuts in batch if cuts is not None]
-        given_up = len(cuts) < len(batch)
-        used += len(cuts)
-        if cuts:
-            steps = priced.step_s(candidate, np.stack(cuts), finalist.leading)
-            quickest = int(steps.argmin())
-            if steps[quickest] < finalist.step_time_s:
-                finalist = replace(finalist, cuts=cuts[quickest], step_time_s=float(steps[quickest]))
-    return replace(finalist, bound_s=min(bound, finalist.step_time_s)), used
+    def _bound_open(self) -> None:
+        """Lower bound of the interleaved candidates over all their splits, by bisection between it and the best."""
+        best = self.result.best
+        if best is None:
+            if any(len(pairs.index) for _, pairs in self.open):
+                self.result.untried_bound_s = 0.0
+            return
+        low, high, left = 0.5 * best.step_time_s, best.step_time_s, self.open
+        for step in range(BOUND_STEPS):
+            middle = high if step == 0 else (low + high) / 2
+            passed = [(bounds, bounds.within(pairs, middle)) for bounds, pairs in left]
+            passed = [(bounds, pairs) for bounds, pairs in passed if len(pairs.index)]
+            if passed:
+                left, high, low = passed, middle, low
+            elif step == 0:
+                return  # none may be quicker than the best
+            else:
+                low = middle
+        self.result.untried_bound_s = min(self.result.untried_bound_s, low)

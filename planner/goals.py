@@ -15,7 +15,8 @@ from .cheapest import cheapest, smallest_meeting, with_goal
 from .costs import with_cost
 from .current import with_current
 from .expert_goal import with_expert_load, with_placement
-from .explore import Progress, SearchResult
+from .explore import Progress
+from .finalists import SearchResult
 from .pareto import pareto
 from .reasons import with_reasons
 from .remedies import with_remedies

@@ -17,7 +17,8 @@ from .answer_parts import inputs_of, plan_of, provenance
 from .corrections import cost_model, estimate_of
 from .errors import DeadlineExceeded
 from .explain import GIB, left_out
-from .explore import Finalist, Search, SearchResult
+from .explore import Search
+from .finalists import Finalist, SearchResult
 from .request import PlanRequest
 from .space import divisors
 from .splits import split_plain, split_virtual

@@ -12,7 +12,7 @@ from meshwright.specs.goals import ParetoPoint
 
 from .answer_parts import recompute_of
 from .costs import price_per_s
-from .explore import Finalist, SearchResult
+from .finalists import Finalist, SearchResult
 from .request import PlanRequest
 
 #: Points shown at most, the fastest plan first.

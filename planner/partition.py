@@ -197,8 +197,11 @@ def _trace(tables: StageTables, values: _Values) -> IntArray:
     return cuts
 
 
-def splits_by_bound(tables: StageTables, patience: int = MAX_PREFIXES) -> Iterator[tuple[float, IntArray | None]]:
-    """Every split of one candidate (N = 1) that fits, as (bound, cuts) in rising order of bound, made on demand.
+def splits_by_bound(
+    tables: StageTables, limit_s: float = _INF, patience: int = MAX_PREFIXES
+) -> Iterator[tuple[float, IntArray | None]]:
+    """Every split of one candidate (N = 1) that fits and whose bound is below ``limit_s``, as (bound, cuts) in rising
+    order of bound, made on demand.
 
     Best-first over prefixes of the pipeline; what the stages ahead need at least comes from the dynamic programme.
     After ``patience`` prefixes it gives up: the last item is then (bound of all splits not given, None).
@@ -209,7 +212,7 @@ def splits_by_bound(tables: StageTables, patience: int = MAX_PREFIXES) -> Iterat
     heap: list[tuple[float, tuple[int, ...], float, float]] = [(float(values.ahead[0][0, 0]), (0,), 0.0, 0.0)]
     while heap:
         bound, cuts, spent, longest = heappop(heap)
-        if not np.isfinite(bound):
+        if not bound < limit_s:
             return
         if patience == 0:
             yield bound, None
@@ -219,12 +222,14 @@ def splits_by_bound(tables: StageTables, patience: int = MAX_PREFIXES) -> Iterat
         if stage == stages:
             yield bound, np.array(cuts, dtype=np.int64)
             continue
-        for span, stop in zip(values.spans[stage][0, start], values.end[start], strict=True):
-            if not np.isfinite(span) or (stop == size) != (stage == stages - 1):
-                continue
-            reach = max(longest, spent + count * span)
-            later = 0.0 if stage == stages - 1 else spent + span + values.ahead[stage + 1][0, stop]
-            heappush(heap, (float(max(reach, later)), (*cuts, int(stop)), float(spent + span), float(reach)))
+        span, stop = values.spans[stage][0, start], values.end[start]
+        reach = np.maximum(longest, spent + count * span)
+        if stage == stages - 1:
+            total, ends = reach, stop == size
+        else:
+            total, ends = np.maximum(reach, spent + span + values.ahead[stage + 1][0, stop]), stop < size
+        for k in np.flatnonzero(ends & (total < limit_s)).tolist():
+            heappush(heap, (float(total[k]), (*cuts, int(stop[k])), float(spent + span[k]), float(reach[k])))
 
 
 def split_chunks(busy_s: FloatArray, virtual: int, counted: FloatArray) -> IntArray:

@@ -12,7 +12,7 @@ from meshwright.cost_models import schedules
 from meshwright.cost_models.memory import block_capacity_bytes
 from meshwright.cost_models.protocol import CellCosts, StageCosts, Tail
 from meshwright.cost_models.schedules.wavefront import finish_times_s
-from meshwright.cost_models.step import with_tail_s
+from meshwright.cost_models.step import step_bound_s, with_tail_s
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 from meshwright.specs.target import Target
 
@@ -99,8 +99,8 @@ class PricedBatch:
         self.kind = costs.blocks.kind_of
         self.pools = np.array(arrangement.stage_pools, dtype=np.int64)
         self.counted = np.array([float(name == "decoder") for name, _ in costs.blocks.instances])
-        self._forward, self._backward, self.static_bytes = cells.forward_s, cells.backward_s, cells.static_bytes
-        self._busy = self._forward + self._backward
+        self.forward_s, self.backward_s, self.static_bytes = cells.forward_s, cells.backward_s, cells.static_bytes
+        self.busy = self.forward_s + self.backward_s
         capacity = block_capacity_bytes(cells.limit_bytes[None, :], cells.fixed_bytes, headroom)
         self._capacity = capacity[:, self.pools]
 
@@ -113,7 +113,7 @@ class PricedBatch:
 
     def busy_s(self, index: IntArray, full: bool = False) -> FloatArray:
         """[n, P, I] forward plus backward seconds of every block on the pool of every stage; ``full`` as above."""
-        busy = self._busy[(self.full_row if full else self.row)[index]]
+        busy = self.busy[(self.full_row if full else self.row)[index]]
         return busy[:, self.pools][:, :, self.kind]
 
     def capacity_bytes(self, index: IntArray) -> FloatArray:
@@ -166,15 +166,32 @@ class PricedBatch:
         stages count as quick as the quickest behind them. Alone, ``M t_i`` holds for any order; interleaving may hide
         all else.
         """
-        total = self._busy
+        total = self.busy
         work = total[:, :, self.kind].sum(axis=-1)[self.row][:, self.pools]
         count = self.batch.num_microbatches.astype(float)
         loaded = count / (1.0 / work).sum(axis=1)
         quickest_behind = np.minimum.accumulate(work[:, ::-1], axis=1)[:, ::-1]
         share = (1.0 - 1.0 / count)[:, None] ** np.arange(self.arrangement.pp)[None, :]
         passed_on = np.where(self.batch.vpp > 1, 0.0, count / (share / quickest_behind).sum(axis=1))
+        if len(np.unique(self.pools)) > 1:
+            loaded = self._priced_work_s(loaded[:, None] / work)
+            passed_on = self._priced_work_s(passed_on[:, None] / quickest_behind)
         pipeline = np.maximum(loaded, passed_on)
         out: FloatArray = np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
+        return out
+
+    def _priced_work_s(self, price: FloatArray) -> FloatArray:
+        """[N] what all blocks cost at least at a price [N, P] for a second of a stage, each block where it is cheapest.
+
+        The prices are the multipliers of the pipeline's bounds, so this holds though GPU types differ in what they are
+        good at.
+        """
+        kinds, counts = np.unique(self.kind, return_counts=True)
+        least = np.full((len(self), len(kinds)), np.inf)
+        for pool in np.unique(self.pools):
+            cheapest = price[:, self.pools == pool].min(axis=1)
+            least = np.minimum(least, cheapest[:, None] * self.busy[self.row, pool][:, kinds])
+        out: FloatArray = least @ counts.astype(float)
         return out
 
     def _fullest_stage_s(self, total: FloatArray) -> FloatArray:
@@ -202,7 +219,7 @@ class PricedBatch:
             np.broadcast_to(part, shape) for part in (rows[:, None], pools[None, :], dense[:, None], expert[:, None])
         )
         tail = self.costs.tail(self.cells, row, pool, dense, expert, np.full(shape, np.inf))
-        out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1) + self._shared_embedding_s
+        out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1) + self.shared_embedding_s
         return out
 
     def least_tail_s(self) -> FloatArray:
@@ -296,8 +313,8 @@ class PricedBatch:
             return out
 
         return StageSums(
-            forward_s=seconds(self._forward),
-            backward_s=seconds(self._backward),
+            forward_s=seconds(self.forward_s),
+            backward_s=seconds(self.backward_s),
             send_s=self.send_s(index),
             memory_bytes=self._memory(chunks),
             capacity_bytes=self.capacity_bytes(index),
@@ -333,23 +350,20 @@ class PricedBatch:
         pools = np.broadcast_to(self.pools, rows.shape)
         last = sums.backward_s.sum(axis=2)
         tail = self.costs.tail(self.cells, rows, pools, sums.dense_params, sums.expert_params, last)
-        shared = self._shared_embedding_s[self.row[index]][:, None]
+        shared = self.shared_embedding_s[self.row[index]][:, None]
         return replace(tail, grad_reduce_s=tail.grad_reduce_s + shared)
 
     @cached_property
-    def _shared_embedding_s(self) -> FloatArray:
+    def shared_embedding_s(self) -> FloatArray:
         """[C] seconds to add up the gradients of an embedding held by the first and the last stage."""
         rows, ends = np.arange(len(self.cells.keys)), (int(self.pools[0]), int(self.pools[-1]))
         return self.costs.shared_embedding_s(self.cells, rows, *ends, self.arrangement.pp)
 
     def bound_s(self, index: IntArray, sums: StageSums) -> FloatArray:
-        """[n] lower bound of the step time of splits: the schedule's, and the tail that no split avoids."""
-        schedule, count = (
-            schedules.get(schedule_name(int(self.batch.vpp[index[0]]))),
-            self.batch.num_microbatches[index],
-        )
-        passes = schedule.bound_s(sums.forward_s, sums.backward_s, sums.send_s[:, :-1], count[:, None])
-        return passes + self.least_tail_s()[index]
+        """[n] lower bound of the step time of splits: the schedule's, and their own tail."""
+        name, count = schedule_name(int(self.batch.vpp[index[0]])), self.batch.num_microbatches[index][:, None]
+        tail = self.tail(index, sums)
+        return step_bound_s(name, sums.forward_s, sums.backward_s, sums.send_s[:, :-1], count, tail)
 
     def step_s(self, candidate: int, cuts: IntArray, leading: int = 0) -> FloatArray:
         """Step times [k] of k splits [k, P*V + 1] of one candidate, event by event."""

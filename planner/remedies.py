@@ -13,7 +13,8 @@ from .answer_parts import plan_of
 from .changes import changed
 from .corrections import estimate_of
 from .explain import GIB
-from .explore import Search, SearchResult
+from .explore import Search
+from .finalists import SearchResult
 from .no_fit import MAX_SPLITS, closest
 from .request import PlanRequest
 

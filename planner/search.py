@@ -11,7 +11,8 @@ from .answer_parts import finish, inputs_of, plan_of, provenance
 from .corrections import estimate_of
 from .errors import DeadlineExceeded
 from .explain import describe, explain, seconds
-from .explore import Finalist, Progress, Search, SearchResult
+from .explore import Progress, Search
+from .finalists import Finalist, SearchResult
 from .no_fit import infeasible, smallest_fitting, undecided
 from .request import PlanRequest
 from .space import SPACE

@@ -23,7 +23,7 @@ from .assemble import Skeleton, build_plan, sharding_level
 from .corrections import cost_model, estimate_of
 from .errors import IllegalPlan
 from .explain import GIB, describe
-from .explore import SearchResult
+from .finalists import SearchResult
 from .pricing import PricedBatch
 from .request import PlanRequest
 from .space import block_mode

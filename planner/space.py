@@ -33,10 +33,8 @@ SPACE = (
     f"cp with at least {MIN_TOKENS_PER_CP_RANK} tokens a rank",
     f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
-    "contiguous layer splits with at least one decoder layer a stage; with virtual stages one split of near-equal "
-    "chunk times a candidate (that of the best plans is then improved layer by layer, beyond this space)",
-    "the target's recompute modes; full recompute of the first layers of a chunk, the fewest that fit and, without "
-    "virtual stages, up to 4 more",
+    "contiguous layer splits with at least one decoder layer a chunk, with and without virtual stages",
+    "the target's recompute modes; full recompute of any number of first layers of a chunk",
     "the target's sharding levels, full sharding without pipeline stages only",
 )
 

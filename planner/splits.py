@@ -9,8 +9,8 @@ from meshwright.specs.batch import FloatArray, IntArray
 from .partition import StageTables, split_1f1b, split_chunks
 from .pricing import PricedBatch
 
-#: Layers recomputed beyond the fewest that fit, for the sake of a better split.
-MORE_RECOMPUTED = 4
+#: Share of the step by which the bound of a changed split must be lower for it to be simulated.
+LEAST_GAIN = 5e-4
 #: Moves of one block that are simulated before an interleaved split is changed or left.
 MOVES_TRIED = 12
 
@@ -59,65 +59,18 @@ def split_plain(
     leading: IntArray | None = None,
     ignore_memory: bool = False,
 ) -> tuple[IntArray, FloatArray]:
-    """Cuts [n, P+1] and bound of the step time [n] of 1F1B candidates, inf where no split fits.
+    """Cuts [n, P+1] and bound of the passes of a step [n] of 1F1B candidates, inf where no split fits.
 
     ``best_s`` is a step time already reached: stages that alone need longer are not tried.
     """
     tables = stage_tables(priced, index, leading, ignore_memory)
     split = split_1f1b(tables, longest_stage(tables, best_s))
-    return split.cuts, split.bound_s + priced.least_tail_s()[index]
+    return split.cuts, split.bound_s
 
 
 def split_virtual(priced: PricedBatch, index: IntArray) -> IntArray:
     """Chunk cuts [n, P*V + 1] of interleaved candidates of one V."""
     return split_chunks(priced.busy_s(index), int(priced.batch.vpp[index[0]]), priced.counted)
-
-
-def best_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tuple[IntArray, IntArray, FloatArray]:
-    """For 1F1B candidates in block mode: (layers recomputed in every stage [n], cuts, bounds), inf where nothing fits.
-
-    A given split takes longer with every layer more, so the fewest that fit come first, found by bisection of all
-    candidates together. Up to ``MORE_RECOMPUTED`` more may allow a better split; they are tried while the bound without
-    memory limits, which only grows with them, is below what was found.
-    """
-    found, cuts, bounds = _fewest_recomputed(priced, index, best_s)
-    layers = int(priced.counted.sum())
-    more = np.where(np.isfinite(bounds), found, layers) + 1
-    left = np.nonzero(more <= layers)[0]
-    for _ in range(MORE_RECOMPUTED):
-        if not len(left):
-            break
-        _, free = split_plain(priced, index[left], best_s, more[left], ignore_memory=True)
-        left = left[free < np.minimum(bounds[left] * (1 - 1e-12), best_s)]
-        if not len(left):
-            break
-        tried, bound = split_plain(priced, index[left], best_s, more[left])
-        better = left[bound < bounds[left]]
-        taken = bound < bounds[left]
-        cuts[better], bounds[better], found[better] = tried[taken], bound[taken], more[better]
-        more[left] += 1
-        left = left[more[left] <= layers]
-    return found, cuts, bounds
-
-
-def _fewest_recomputed(priced: PricedBatch, index: IntArray, best_s: float) -> tuple[IntArray, IntArray, FloatArray]:
-    low = np.zeros(len(index), dtype=np.int64)
-    high = np.full(len(index), int(priced.counted.sum()), dtype=np.int64)
-    cuts, bounds = split_plain(priced, index, best_s)
-    found = np.where(np.isfinite(bounds), 0, high)
-    left = np.nonzero(found)[0]
-    if len(left):
-        cuts[left], bounds[left] = split_plain(priced, index[left], best_s, found[left])
-        left = left[np.isfinite(bounds[left])]
-    while len(left):
-        middle = (low[left] + high[left]) // 2
-        tried, bound = split_plain(priced, index[left], best_s, middle)
-        fits = np.isfinite(bound)
-        hit = left[fits]
-        cuts[hit], bounds[hit], found[hit] = tried[fits], bound[fits], middle[fits]
-        high[hit], low[left[~fits]] = middle[fits], middle[~fits]
-        left = left[high[left] - low[left] > 1]
-    return found, cuts, bounds
 
 
 def fewest_recomputed_virtual(priced: PricedBatch, index: IntArray, cuts: IntArray) -> IntArray:
@@ -166,7 +119,7 @@ def improved_virtual(
         sums = priced.sums(index, every, np.full(len(every), leading))
         bounds = np.where(sums.fits, priced.bound_s(index, sums), np.inf)
         chosen = np.argsort(bounds, kind="stable")[: min(MOVES_TRIED, tries)]
-        chosen = chosen[bounds[chosen] < step_s]
+        chosen = chosen[bounds[chosen] < step_s * (1 - LEAST_GAIN)]
         if not len(chosen):
             break
         tries -= len(chosen)

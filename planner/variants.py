@@ -12,7 +12,8 @@ from meshwright.specs.target import Switch, Target
 
 from .corrections import estimate_of
 from .errors import DeadlineExceeded
-from .explore import Progress, Search, SearchResult
+from .explore import Progress, Search
+from .finalists import SearchResult
 from .request import PlanRequest
 from .search import OPTIMAL_GAP, plan
 

@@ -79,9 +79,9 @@ def test_the_leanest_plan_that_does_not_fit_is_spread_over_all_gpus() -> None:
 def test_a_search_that_was_cut_short_does_not_claim_that_nothing_fits() -> None:
     asked = request(load_model("deepseek-v3"), "192xH100", workload(1024, 4096), work_limit=1)
     answer = plan(asked)
-    assert answer.status == "unknown"
+    assert answer.status in ("feasible", "unknown")
     assert not answer.complete
-    assert answer.plan is None
+    assert (answer.plan is None) == (answer.status == "unknown")
 
 
 def test_gpus_that_are_left_out_change_nothing_for_the_others() -> None:

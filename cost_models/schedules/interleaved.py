@@ -55,13 +55,36 @@ class Interleaved(ListedSchedule):
         m: int | IntArray,
         weight_s: FloatArray | None = None,
     ) -> FloatArray:
-        """Largest chain: the first chunk of the first micro-batch down to stage i, all work of i, the last one up."""
+        """Longest chain through a stage: what it waits for at the start, all its work, what follows it at the end.
+
+        Before micro-batch 0 reaches chunk v of stage i, some stage before has run a group of micro-batches of each
+        earlier chunk, so that uneven chunks make stages wait between chunks too. The end is the same, run backwards.
+        """
         pp = forward_s.shape[-2]
         send = boundary_sends(send_s, pp)
-        first = forward_s[..., 0] + backward_s[..., 0] + 2 * send
-        before = np.cumsum(first, axis=-1) - first
-        out: FloatArray = (before + m * (forward_s + backward_s).sum(axis=-1)).max(axis=-1)
+        count = np.asarray(m)
+        waits = _wait_s(forward_s, send, np.minimum(count, pp)) + _wait_s(backward_s, send, (count - 1) % pp + 1)
+        out: FloatArray = (waits + count * (forward_s + backward_s).sum(axis=-1)).max(axis=-1)
         return out
+
+
+def _wait_s(seconds: FloatArray, send_s: FloatArray, group: IntArray) -> FloatArray:
+    """[..., P] seconds a stage waits at least until it has begun every chunk; ``group`` micro-batches run one first.
+
+    The longest path over (stage, chunk): on to the next stage with micro-batch 0, or on to the next chunk with the
+    whole group. What the stage itself has done by then does not count as waiting.
+    """
+    after = seconds + send_s[..., None]
+    across = np.cumsum(after, axis=-2) - after
+    arrived = across[..., 0]
+    wait, own = arrived, np.zeros_like(arrived)
+    for chunk in range(1, seconds.shape[-1]):
+        done = group * seconds[..., chunk - 1]
+        own, ready = own + done, arrived + done
+        ready[..., 0] = np.maximum(ready[..., 0], arrived[..., -1] + after[..., -1, chunk - 1])
+        arrived = across[..., chunk] + np.maximum.accumulate(ready - across[..., chunk], axis=-1)
+        wait = np.maximum(wait, arrived - own)
+    return wait
 
 
 def _warm_up(pp: int, vpp: int, m: int, stage: int) -> int:
