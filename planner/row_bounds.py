@@ -15,6 +15,7 @@ taken though there was room. Costs of consecutive layers are the least of any su
 from __future__ import annotations
 
 from itertools import product
+from math import comb
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from .bounds import ROUNDING, Test
 from .live import live_mixes
 from .pricing import PricedBatch
 
-#: Layers of a stage beyond which there are too many ways to lay them out.
-MOST_LAYERS = 12
+#: Ways to lay out the layers of a stage, times stages, beyond which a candidate is not tested.
+MOST_WAYS = 2500
 
 
 class RowBounds:
@@ -63,7 +64,9 @@ class RowBounds:
     @property
     def able(self) -> bool:
         """Whether the ways are few; Megatron's groups must be whole."""
-        return self.most <= MOST_LAYERS and not (self.count % self.pp).any()
+        spare = max(self.most - self.virtual, 0)
+        ways = comb(spare + 2, 2) if self.virtual == 2 else comb(spare + 3, 3)
+        return ways * self.pp <= MOST_WAYS and not (self.count % self.pp).any()
 
     def _lay_out(self) -> None:
         """Find the ways."""
@@ -94,12 +97,13 @@ class RowBounds:
             for chunk in {0, min(1, between), virtual - 1}:
                 runs[name, chunk] = _least_runs(table[:, :, self.order], chunk * pp, self.most)
         self.ways: list[tuple[int, int, FloatArray, FloatArray]] = []
-        least = np.minimum(lean, cells.activation_bytes[row][:, self.order].min(axis=1)[:, None])
+        whole = cells.activation_bytes[row][:, self.order].min(axis=1)[:, None]
 
         def held(layers: int, chunk: int) -> FloatArray:
             redone = np.minimum(leading, layers)
             rest = np.take_along_axis(runs["kept", chunk], (layers - redone)[None].repeat(pp, axis=2), axis=0)[0]
-            return redone * lean + rest
+            out: FloatArray = redone * lean + rest
+            return out
 
         for first, last, extra in product(range(1, self.most), range(1, self.most), range(self.most if between else 1)):
             layers = first + between + extra + last
@@ -108,10 +112,15 @@ class RowBounds:
             inner = between + extra
             need = taken + first_live * held(first, 0)[..., None] + last_live * held(last, virtual - 1)[..., None]
             size = runs["static", 0][first] + runs["static", virtual - 1][last]
-            redone = np.minimum(leading, first) + np.minimum(leading, 1) * between
+            redone = np.minimum(leading, first)
+            if between:  # least where one chunk has all layers but one of each other
+                redone = redone + np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
             early = runs["busy", 0][first] + fixed_s[0] + redone * self.again
             if between:
-                need = need + (inner_live + inner_least * extra) * least[..., None]
+                one = np.where(leading > 0, lean, whole)
+                few = np.minimum(extra, between * np.maximum(leading - 1, 0))
+                more = few * np.minimum(lean, whole) + (extra - few) * whole
+                need = need + inner_live * one[..., None] + inner_least * more[..., None]
                 size = size + inner * runs["static", 1][1]
                 early = early + inner * runs["busy", 1][1]
             late = runs["busy", virtual - 1][last] + fixed_s[1] + np.minimum(leading, last) * self.again
@@ -135,10 +144,14 @@ class RowBounds:
         earliest = np.full((number, slack + 1, width), np.inf)
         earliest[:, 0, 0] = 0.0
         hops = np.zeros((number, 1, 1))
-        redone = (np.minimum(self.pairs.leading, 1) * self.again.min(axis=1))[:, None, None]
+        longest = max(first for first, _, _, _ in ways)
+        leading, again = self.pairs.leading[:, None, None], self.again.min(axis=1)[:, None, None]
+        held = np.arange(width)[None, None, :]  # layers in first chunks so far
         count = self.count[:, None, None]
         for stage in range(pp):
-            arrives = (self.prefix[:, None, :width] + redone * stage + hops) * (stage > 0)
+            some = np.minimum(leading, 1) * max(stage - 1, 0) + np.minimum(leading, (held - stage + 1).clip(min=0))
+            redone = np.where(leading >= longest, held, some)
+            arrives = (self.prefix[:, None, :width] + redone * again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
             send = self.sends[:, stage, None, None]
             for first, layers, early_s, late_s in ways:
