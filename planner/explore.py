@@ -22,6 +22,7 @@ from .corrections import cost_model
 from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
+from .row_bounds import row_bounds
 from .space import candidates
 from .splits import fewest_recomputed_virtual, split_plain, split_virtual
 
@@ -43,7 +44,7 @@ SIMULATION_LIMIT = 256
 #: Splits of an interleaved candidate up to which all are looked at.
 FEW_SPLITS = 200
 #: Halvings of the interval in which the bound of the interleaved candidates lies.
-BOUND_STEPS = 10
+BOUND_STEPS = 8
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
 
@@ -349,15 +350,24 @@ class Search:
             if any(len(pairs.index) for _, pairs in self.open):
                 self.result.untried_bound_s = 0.0
             return
-        low, high, left = 0.5 * best.step_time_s, best.step_time_s, self.open
-        for step in range(BOUND_STEPS):
-            middle = high if step == 0 else (low + high) / 2
-            passed = [(bounds, bounds.within(pairs, middle)) for bounds, pairs in left]
-            passed = [(bounds, pairs) for bounds, pairs in passed if len(pairs.index)]
+        high = best.step_time_s
+        left = [
+            (bounds, rows)
+            for bounds, pairs in self.open
+            for rows in row_bounds(bounds.priced, bounds.within(pairs, high), high)
+        ]
+        low, middle = 0.5 * high, high
+        for _ in range(BOUND_STEPS):
+            passed = [
+                (bounds, rows)
+                for bounds, rows in left
+                if len(bounds.within(rows.pairs.take(np.flatnonzero(rows.passes(middle))), middle).index)
+            ]
             if passed:
-                left, high, low = passed, middle, low
-            elif step == 0:
+                left, high = passed, middle
+            elif middle == best.step_time_s:
                 return  # none may be quicker than the best
             else:
                 low = middle
+            middle = (low + high) / 2
         self.result.untried_bound_s = min(self.result.untried_bound_s, low)

@@ -16,7 +16,8 @@ from typing import Any
 
 from meshwright.megatron_export.peers.sailor import sailor_plan
 from meshwright.planner.answer_parts import inputs_of, plan_of
-from meshwright.planner.explore import Finalist, Search
+from meshwright.planner.explore import Search
+from meshwright.planner.finalists import Finalist
 from meshwright.planner.request import PlanRequest
 from meshwright.profiler.importers import read
 from meshwright.specs.attention import SoftmaxAttention

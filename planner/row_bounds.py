@@ -1,0 +1,187 @@
+"""A sharper test of interleaved candidates: how the layers of a stage lie over its chunks.
+
+The test of :mod:`.bounds` lets a stage put its layers into the chunk that holds fewest micro-batches. Then that chunk
+is long, and Megatron's order makes later stages wait: micro-batch 0 reaches the last chunk of stage i only after some
+stage before it has run a whole group of P micro-batches of all earlier chunks. Here a stage is (layers of the first
+chunk, of the chunks between, of the last), and what a pipeline has come to is
+
+- how many layers its first chunks hold, which says when micro-batch 0 arrives there, and
+- when it can arrive at the last chunk, as early as may be.
+
+Dynamic programming over stages keeps the earliest such time for each number of layers in first chunks and of layers not
+taken though there was room. Costs of consecutive layers are the least of any such run that the place allows.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import comb
+
+import numpy as np
+
+from meshwright.specs.batch import BoolArray, FloatArray
+
+from .bounds import ROUNDING, Test
+from .live import live_mixes
+from .pricing import PricedBatch
+
+#: Ways to lay out the layers of a stage, times stages, beyond which a candidate is not tested.
+MOST_WAYS = 2500
+
+
+class RowBounds:
+    """The test for K pairs of a candidate and its recomputed layers, all of one V above 1, below ``limit_s``.
+
+    A way to lay out a stage is (layers of the first chunk, of the chunks between, of the last). Arrays by way and stage
+    [K, P]: ``early_s`` seconds of a micro-batch, there and back, in all chunks but the last, ``last_s`` in the last;
+    infinite where memory does not hold it.
+    """
+
+    def __init__(self, priced: PricedBatch, pairs: Test, limit_s: float):
+        self.pairs, self.priced = pairs, priced
+        index, self.pp, self.virtual = pairs.index, priced.arrangement.pp, int(priced.batch.vpp[pairs.index[0]])
+        self.count = priced.batch.num_microbatches[index].astype(float)
+        self.after_s = pairs.first_reduce_s + pairs.after_s
+        self.total = int(priced.counted.sum())
+        decoders = np.flatnonzero(priced.counted)
+        self.order = priced.kind[decoders]
+        self.head, self.rear = priced.kind[: decoders[0]], priced.kind[decoders[-1] + 1 :]
+        self.busy = priced.busy[priced.row[index]][:, priced.pools]  # [K, P, B]
+        quickest = self.busy.min(axis=1)[:, self.order]
+        # Work of more layers than this on one stage passes the limit.
+        time = (limit_s / (self.count * quickest.min(axis=1))).max()
+        self.most = int(min(self.total - (self.pp - 1) * self.virtual, time))
+        again = priced.busy[priced.full_row[index]][:, priced.pools] - self.busy
+        self.again = again[:, :, np.unique(self.order)].min(axis=2).clip(min=0.0)
+        fixed = self.busy[:, 0, self.head].sum(axis=1)[:, None]
+        nothing = np.zeros((len(index), 1))
+        self.prefix = np.concatenate([nothing, np.cumsum(quickest, axis=1)], axis=1) + fixed
+        self.sends = 2 * priced.send_s(index)
+
+        if self.able:
+            self._lay_out()
+
+    @property
+    def able(self) -> bool:
+        """Whether the ways are few; Megatron's groups must be whole."""
+        spare = max(self.most - self.virtual, 0)
+        ways = comb(spare + 2, 2) if self.virtual == 2 else comb(spare + 3, 3)
+        return ways * self.pp <= MOST_WAYS and not (self.count % self.pp).any()
+
+    def _lay_out(self) -> None:
+        """Find the ways."""
+        priced, index, pp, virtual = self.priced, self.pairs.index, self.pp, self.virtual
+        row, full, cells = priced.row[index], priced.full_row[index], priced.cells
+        leading, between = self.pairs.leading[:, None], virtual - 2
+        kept = np.repeat(cells.activation_bytes[row][:, None], pp, axis=1)
+        lean = np.minimum(cells.activation_bytes[full], cells.activation_bytes[row])[:, self.order].min(axis=1)[:, None]
+        static = np.minimum(priced.static_bytes[row], priced.static_bytes[full])[:, None].repeat(pp, axis=1)
+        transient = np.minimum(cells.transient_bytes[row], cells.transient_bytes[full])
+        live = np.zeros((len(index), *live_mixes(pp, virtual, 4 * pp).shape))
+        for count in np.unique(self.count):
+            mixes = live_mixes(pp, virtual, int(count))
+            live[self.count == count, :, : mixes.shape[1]] = mixes
+        first_live, last_live = live[..., 0], live[..., -1]  # [K, P, mixes]
+        inner_live = live[..., 1:-1].sum(axis=-1)
+        inner_least = live[..., 1:-1].min(axis=-1) if between else inner_live
+        room = priced.capacity_bytes(index) * (1 + ROUNDING)
+        room -= transient[:, self.order].min(axis=1)[:, None]
+        fixed_s = np.zeros((2, len(index), pp))
+        taken = np.zeros(live.shape[:3])
+        for end, stage, blocks, of in ((0, 0, self.head, first_live), (1, pp - 1, self.rear, last_live)):
+            fixed_s[end, :, stage] = self.busy[:, stage, blocks].sum(axis=1)
+            taken[:, stage] += of[:, stage] * kept[:, stage, blocks].sum(axis=1)[:, None]
+            room[:, stage] -= static[:, stage, blocks].sum(axis=1)
+        runs = {}
+        for name, table in (("busy", self.busy), ("kept", kept), ("static", static)):
+            for chunk in {0, min(1, between), virtual - 1}:
+                runs[name, chunk] = _least_runs(table[:, :, self.order], chunk * pp, self.most)
+        self.ways: list[tuple[int, int, FloatArray, FloatArray]] = []
+        whole = cells.activation_bytes[row][:, self.order].min(axis=1)[:, None]
+
+        def held(layers: int, chunk: int) -> FloatArray:
+            redone = np.minimum(leading, layers)
+            rest = np.take_along_axis(runs["kept", chunk], (layers - redone)[None].repeat(pp, axis=2), axis=0)[0]
+            out: FloatArray = redone * lean + rest
+            return out
+
+        for first, last, extra in product(range(1, self.most), range(1, self.most), range(self.most if between else 1)):
+            layers = first + between + extra + last
+            if layers > self.most:
+                continue
+            inner = between + extra
+            need = taken + first_live * held(first, 0)[..., None] + last_live * held(last, virtual - 1)[..., None]
+            size = runs["static", 0][first] + runs["static", virtual - 1][last]
+            redone = np.minimum(leading, first)
+            if between:  # least where one chunk has all layers but one of each other
+                redone = redone + np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
+            early = runs["busy", 0][first] + fixed_s[0] + redone * self.again
+            if between:
+                one = np.where(leading > 0, lean, whole)
+                few = np.minimum(extra, between * np.maximum(leading - 1, 0))
+                more = few * np.minimum(lean, whole) + (extra - few) * whole
+                need = need + inner_live * one[..., None] + inner_least * more[..., None]
+                size = size + inner * runs["static", 1][1]
+                early = early + inner * runs["busy", 1][1]
+            late = runs["busy", virtual - 1][last] + fixed_s[1] + np.minimum(leading, last) * self.again
+            fits = need.max(axis=2) + size <= room
+            if fits.any():
+                self.ways.append((first, layers, np.where(fits, early, np.inf), late))
+
+    def passes(self, step_s: float) -> BoolArray:
+        """[K] whether there may be a split below ``step_s``."""
+        if not self.able:
+            return np.ones(len(self.pairs.index), dtype=np.bool_)
+        pp, number = self.pp, len(self.pairs.index)
+        left = (step_s * (1 + ROUNDING) - self.after_s)[:, None, None]
+        work = self.count[:, None]
+        ways = [way for way in self.ways if (work * (way[2] + way[3]) <= left[:, :, 0]).any()]
+        most = max((layers for _, layers, _, _ in ways), default=0)
+        slack = most * pp - self.total
+        if slack < 0:
+            return np.zeros(number, dtype=np.bool_)
+        width = self.total - pp * (self.virtual - 1) + 1
+        earliest = np.full((number, slack + 1, width), np.inf)
+        earliest[:, 0, 0] = 0.0
+        hops = np.zeros((number, 1, 1))
+        longest = max(first for first, _, _, _ in ways)
+        leading, again = self.pairs.leading[:, None, None], self.again.min(axis=1)[:, None, None]
+        held = np.arange(width)[None, None, :]  # layers in first chunks so far
+        count = self.count[:, None, None]
+        for stage in range(pp):
+            some = np.minimum(leading, 1) * max(stage - 1, 0) + np.minimum(leading, (held - stage + 1).clip(min=0))
+            redone = np.where(leading >= longest, held, some)
+            arrives = (self.prefix[:, None, :width] + redone * again + hops) * (stage > 0)
+            after = np.full_like(earliest, np.inf)
+            send = self.sends[:, stage, None, None]
+            for first, layers, early_s, late_s in ways:
+                short, early, late = most - layers, early_s[:, stage, None, None], late_s[:, stage, None, None]
+                if short > slack or not np.isfinite(early).any():
+                    continue
+                group = pp * np.where(np.isfinite(early), early, 0.0)
+                ready = np.maximum(earliest, arrives + group)
+                within = np.maximum(arrives, ready - group) + count * (early + late) <= left
+                then = np.where(within, ready + late + send, np.inf)
+                to = after[:, short:, first:]
+                np.minimum(to, then[:, : slack + 1 - short, : width - first], out=to)
+            earliest, hops = after, hops + send
+        return np.asarray(np.isfinite(earliest).any(axis=(1, 2)))
+
+
+def _least_runs(values: FloatArray, start: int, most: int) -> FloatArray:
+    """[K, P, L] -> [most + 1, K, P]: the least sum of 0, 1, ... consecutive values of a stage's row, from ``start``
+    plus the stage on; infinite where there are not as many."""
+    out = np.full((most + 1, *values.shape[:2]), np.inf)
+    out[0] = 0.0
+    sums = np.concatenate([np.zeros((*values.shape[:2], 1)), np.cumsum(values, axis=2)], axis=2)
+    for stage in range(values.shape[1]):
+        for length in range(1, min(most, values.shape[2] - start - stage) + 1):
+            of = sums[:, stage, start + stage :]
+            out[length, :, stage] = (of[:, length:] - of[:, :-length]).min(axis=1)
+    return out
+
+
+def row_bounds(priced: PricedBatch, pairs: Test, limit_s: float) -> list[RowBounds]:
+    """The test of ``pairs``, V by V."""
+    chunks = priced.batch.vpp[pairs.index]
+    return [RowBounds(priced, pairs.take(np.flatnonzero(chunks == virtual)), limit_s) for virtual in np.unique(chunks)]
