@@ -35,7 +35,7 @@ class TypeTables:
     ``busy_s`` [G, I] forward and backward, of which ``backward_s`` [G, I]; ``static_bytes``, ``activation_bytes`` (of one
     micro-batch) and ``transient_bytes`` [I]; ``capacity_bytes`` [G] what blocks may fill. A send to the next stage holds
     its stage ``inside_s`` [G] in the pool and ``across_s`` [G, G] from one pool to another.
-    ``closing_s`` [G, I + 1] what a first stage of blocks 0..b-1 adds after the last backward.
+    ``closing_s`` [G, S + 1, I + 1] what a first stage of blocks 0..b-1 of s stages adds after the last backward.
     ``counted`` [I] marks blocks of which every stage needs at least one (decoder layers). The first ``leading`` of them
     in a stage are recomputed, which adds ``extra_busy_s`` [G, I], ``extra_activation_bytes`` [I] (negative) and runs
     with ``extra_transient_bytes`` [I].
@@ -144,7 +144,7 @@ def _grown(
     limit_s: float,
     first: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """(value, rest) with one stage more in front, [C, I + 1]; with ``first`` [W] closing seconds, only from block 0.
+    """(value, rest) with one stage more in front, [C, I + 1]; with ``first`` [C, I + 1] closing seconds, only from block 0.
 
     The stage sends for ``ahead_s`` to the next one and for ``back_s`` to the one before it."""
     size = behind.value_s.shape[1] - 1
@@ -168,7 +168,7 @@ def _grown(
         again = np.maximum(again, later) if trips.all() else np.where(trips, np.maximum(again, later), again)
         found = t + np.maximum(ahead, later + left * t + again)
         if first is not None:
-            found = found + first[w]
+            found = found + first[:, w + 1, None]
         ok &= found <= limit_s
         np.minimum(value[:, :stop], np.where(ok, found, _INF), out=value[:, :stop])
         np.minimum(rest[:, :stop], np.where(ok, t + later, _INF), out=rest[:, :stop])
@@ -219,8 +219,7 @@ def layouts(
                 final = allowed[tuple(index)]
                 if final.any():
                     some = tails.take(final)
-                    closing = tables.closing_s[pool, 1 : 1 + len(spans[pool].busy_s)]
-                    closing = np.pad(closing, (0, len(spans[pool].busy_s) - len(closing)))
+                    closing = tables.closing_s[pool, some.stages + 1]
                     value, _ = _grown(spans[pool], ahead, 0.0, some, tables.micro_batches, limit_s, closing)
                     done.append((counts[final], value[:, 0]))
                 by_link: dict[float, tuple[FloatArray, FloatArray]] = {}
@@ -277,7 +276,7 @@ def best_split(tables: TypeTables, stage_pools: tuple[int, ...]) -> tuple[IntArr
         again = np.maximum(back * b, later) if q < m else back * b
         found = t + np.maximum(value[stop], later + left * t + again)
         if i == 0:
-            found[:, 0] += np.pad(tables.closing_s[g, 1 : 1 + width], (0, max(0, width - size)))[:width]
+            found[:, 0] += tables.closing_s[g, count, 1 : 1 + width]
         found = np.where(spans[g].holds >= held, found, _INF)
         best = found.argmin(axis=0)
         columns = np.arange(size + 1)
@@ -301,3 +300,53 @@ def _sends_s(tables: TypeTables, stage_pools: tuple[int, ...], stage: int) -> tu
     if stage:
         back = send(stage_pools[stage - 1], g)
     return ahead, back
+
+
+#: Labels of one block that a tightened bound keeps; beyond it neighbours are merged, which keeps it a bound.
+MOST_LABELS = 64
+
+
+def tight_bound_s(tables: TypeTables, stage_pools: tuple[int, ...], limit_s: float) -> float:
+    """The least of the two chains over all splits of one pipeline, ``limit_s`` where all pass it.
+
+    As :func:`best_split`, with all pairs (R, R + H) of the rest that no other pair beats in both, so that both are those
+    of one split.
+    """
+    count, size, m = len(stage_pools), len(tables.counted), tables.micro_batches
+    spans = {g: spans_of(tables, g, limit_s) for g in set(stage_pools)}
+    labels: list[FloatArray] = [np.empty((2, 0)) for _ in range(size + 1)]
+    labels[size] = np.zeros((2, 1))
+    for i in range(count - 1, -1, -1):
+        g, q = stage_pools[i], count - i
+        ahead, behind = _sends_s(tables, stage_pools, i)
+        held, left, back = min(q, m), max(m - q, 0), min(q - 1, m - 1)
+        grown: list[FloatArray] = [np.empty((2, 0)) for _ in range(size + 1)]
+        for a in range(size + 1) if i else (0,):
+            parts = []
+            for w in range(len(spans[g].busy_s)):
+                if a + w + 1 > size or spans[g].holds[w, a] < held or not labels[a + w + 1].shape[1]:
+                    continue
+                rest, value = labels[a + w + 1]
+                t, b = spans[g].busy_s[w, a] + ahead + behind, spans[g].backward_s[w, a] + behind
+                again = np.maximum(back * b, rest) if q < m else np.full_like(rest, back * b)
+                found = t + np.maximum(value, rest + left * t + again)
+                if i == 0:
+                    found = found + tables.closing_s[g, count, w + 1]
+                parts.append(np.stack([t + rest, found]))
+            if parts:
+                grown[a] = _undominated(np.concatenate(parts, axis=1), limit_s)
+        labels = grown
+    return float(labels[0][1].min(initial=limit_s))
+
+
+def _undominated(labels: FloatArray, limit_s: float) -> FloatArray:
+    """Pairs [2, n] below the limit of which none is beaten in both, rising in the first; merged where there are many."""
+    labels = labels[:, labels[1] < limit_s]
+    labels = labels[:, np.lexsort((labels[1], labels[0]))]
+    best = np.minimum.accumulate(labels[1])
+    keep = np.concatenate([[True], labels[1][1:] < best[:-1]]) if labels.shape[1] else np.zeros(0, dtype=bool)
+    labels = labels[:, keep]
+    if labels.shape[1] > MOST_LABELS:
+        edges = np.linspace(0, labels.shape[1], MOST_LABELS + 1).astype(int)
+        labels = np.stack([labels[0][edges[:-1]], labels[1][edges[1:] - 1]])
+    return labels

@@ -34,7 +34,7 @@ def instance(seed):
         capacity_bytes=draw.uniform(4, 25, pools),
         inside_s=draw.uniform(0.0, 0.2, pools),
         across_s=(across + across.T) / 2,
-        closing_s=np.concatenate([[0.0], np.cumsum(draw.uniform(0, 0.5, layers + 2))])[None].repeat(pools, axis=0),
+        closing_s=np.cumsum(draw.uniform(0, 0.5, (pools, layers + 2, layers + 3)), axis=2),
         micro_batches=int(draw.integers(1, 9)),
         counted=counted,
         leading=int(draw.integers(0, 3)),
@@ -77,7 +77,7 @@ def step_s(tables, pools, cuts):
     sends = [tables.inside_s[g] if g == h else tables.across_s[g, h] for g, h in zip(pools, pools[1:], strict=False)]
     forward, backward = (np.array([[s[k] for s in stages]]) for k in (0, 1))
     end = finish_times_s(forward, backward, np.array([sends]).reshape(1, p - 1), m)
-    return float(end.max()) + tables.closing_s[pools[0], cuts[1]]
+    return float(end.max()) + tables.closing_s[pools[0], p, cuts[1]]
 
 
 def every_layout(tables, most):
@@ -121,7 +121,7 @@ def test_equal_stages_are_exact():
     one = np.ones((1, 6))
     tables = TypeTables(
         busy_s=3 * one, backward_s=2 * one, static_bytes=one[0], activation_bytes=one[0], transient_bytes=0 * one[0],
-        capacity_bytes=np.array([100.0]), inside_s=np.zeros(1), across_s=np.zeros((1, 1)), closing_s=np.zeros((1, 7)),
+        capacity_bytes=np.array([100.0]), inside_s=np.zeros(1), across_s=np.zeros((1, 1)), closing_s=np.zeros((1, 4, 7)),
         micro_batches=5, counted=one[0], leading=0, extra_busy_s=one, extra_activation_bytes=-one[0],
         extra_transient_bytes=0 * one[0],
     )  # fmt: skip

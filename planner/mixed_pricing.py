@@ -1,0 +1,287 @@
+"""Prices of skeletons over several pools: bounds before any layout is chosen, and the tables of the partition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from meshwright.cost_models.memory import block_capacity_bytes
+from meshwright.cost_models.protocol import CellCosts, StageCosts
+from meshwright.specs.batch import BoolArray, FloatArray, IntArray
+from meshwright.specs.target import Target
+
+from .mixed_partition import TypeTables
+from .mixed_space import Skeletons
+from .pricing import in_block_mode, with_recompute
+
+
+class PricedSkeletons:
+    """Skeletons of one stage size with the costs of their cells. ``most`` [N, G] stages of each pool that may be used,
+    at most ``max_stages`` in all."""
+
+    def __init__(
+        self, costs: StageCosts, skeletons: Skeletons, target: Target, headroom: float, max_stages: int, pools: int
+    ):
+        self.costs, self.skeletons, self.batch = costs, skeletons, skeletons.batch
+        self.is_block: BoolArray = in_block_mode(self.batch, target)
+        modes = [mode.granularity for mode in target.recompute]
+        kept, redone = (with_recompute(self.batch, self.is_block, modes, kind) for kind in ("none", "full"))
+        keys, rows = kept.joined(redone).cells()
+        cells = costs.cells(keys)
+        self.row, self.full_row = rows[: len(self.batch)], rows[len(self.batch) :]
+        self.kind = costs.blocks.kind_of
+        self.counted = np.array([float(name == "decoder") for name, _ in costs.blocks.instances])
+        self.pools = pools
+        self.max_stages = max_stages if len(self.batch) and int(self.batch.pp[0]) > 1 else 1
+        self.most: IntArray = np.minimum(skeletons.most, self.max_stages)
+        self.backward_s = cells.backward_s
+        self.busy_s = cells.forward_s + self.backward_s
+        self.static_bytes = cells.static_bytes
+        none = np.empty((0, 0, 0, 0))  # the terms apart are not needed again, and there may be very many rows
+        self.cells: CellCosts = replace(cells, forward_terms_s=none, backward_terms_s=none)
+        capacity = block_capacity_bytes(self.cells.limit_bytes[None, :], self.cells.fixed_bytes, headroom)
+        self.capacity_bytes: FloatArray = capacity
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @cached_property
+    def _shared_s(self) -> FloatArray:
+        """[C, G] least seconds to add up a shared embedding, by the pool of the first stage."""
+        rows = np.arange(len(self.cells.keys))
+        if self.max_stages == 1:
+            return np.zeros((len(rows), self.pools))
+        every = [
+            [self.costs.shared_embedding_s(self.cells, rows, first, last, 2) for last in range(self.pools)]
+            for first in range(self.pools)
+        ]
+        return np.array(every).min(axis=1).T
+
+    def least_tail_s(self, stages: IntArray, row: IntArray) -> FloatArray:
+        """[n] optimizer and parameter gather of the mean of ``stages`` [n] stages on the fastest pool, for cell rows [n]."""
+        dense = self.cells.dense_params[row][:, self.kind].sum(axis=1) / stages
+        expert = self.cells.expert_params[row][:, self.kind].sum(axis=1) / stages
+        shape = (len(row), self.pools)
+        at, pool, dense, expert = (
+            np.broadcast_to(part, shape)
+            for part in (row[:, None], np.arange(self.pools)[None, :], dense[:, None], expert[:, None])
+        )
+        tail = self.costs.tail(self.cells, at, pool, dense, expert, np.full(shape, np.inf))
+        out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1)
+        return out
+
+    def least_step_s(self) -> FloatArray:
+        """[N] lower bound of a plain step over every layout and split, memory aside.
+
+        Work is cut freely over stages: a pool's stage does at most ``u`` of the model's work a second, where each
+        block counts as much as it takes on one of the pools (any weights give a bound; the largest counts). With the
+        two chains of :mod:`.mixed_partition`, P stages, and the stages sorted by rate, a step takes at least
+
+            max_j 1 / (U_j / (M - P + 2 j - 1))                       for P < M,
+            max_j 1 / (sum_{i<=j} u_i / c_i / (1 + sum_{i<=j} 1 / c_i)),   c = max(M - q, 0) + min(q - 1, M - 1) b / t
+
+        (duals of the linear programme; j stages work, U_j is the sum of their rates, the others add nothing).
+        """
+        best = np.zeros(len(self))
+        for rates in self._rates:
+            best = np.maximum(best, self._least_of(rates))
+        rows = np.arange(len(self.cells.keys))
+        out: FloatArray = best + self.least_tail_s(np.full(len(rows), self.max_stages), rows)[self.row]
+        return out
+
+    def rates_of(self, skeleton: int) -> list[FloatArray]:
+        """[G] of one skeleton."""
+        return [rates[skeleton] for rates in self._rates]
+
+    def whole_s(self, skeleton: int) -> FloatArray:
+        """[G] seconds of all blocks for a micro-batch."""
+        out: FloatArray = self.busy_s[self.row[skeleton]][:, self.kind].sum(axis=1)
+        return out
+
+    def least_interleaved_s(self) -> FloatArray:
+        """[N] lower bound of an interleaved step over every layout and split: all stages busy all the time."""
+        work = np.zeros(len(self))
+        for rates in self._rates:
+            order = np.argsort(-rates, axis=1, kind="stable")
+            most = np.take_along_axis(self.most, order, 1)
+            used = np.diff(np.minimum(np.cumsum(most, axis=1), self.max_stages), axis=1, prepend=0)
+            rate = (used * np.take_along_axis(rates, order, 1)).sum(axis=1)
+            work = np.maximum(work, self.batch.num_microbatches / rate)
+        rows = np.arange(len(self.cells.keys))
+        out: FloatArray = work + self.least_tail_s(np.full(len(rows), self.max_stages), rows)[self.row]
+        return out
+
+    @cached_property
+    def _rates(self) -> list[FloatArray]:
+        """[N, G] shares of the model's work a second, under different weights of the blocks."""
+        counts = np.bincount(self.kind, minlength=self.busy_s.shape[2]).astype(float)
+        decoders = np.bincount(self.kind, weights=self.counted, minlength=len(counts))
+        busy = np.maximum(self.busy_s, 1e-300)
+        out = []
+        for number in (counts, decoders):
+            for pool in range(self.pools):
+                if not np.isfinite(busy[:, pool]).all():
+                    continue
+                weight = number * busy[:, pool]
+                weight = weight / weight.sum(axis=1, keepdims=True)
+                each = weight / np.maximum(number, 1.0)
+                out.append((each[:, None, :] / busy).max(axis=2)[self.row])
+        return out
+
+    def _least_of(self, rates: FloatArray) -> FloatArray:
+        """[N] the bound under the rates [N, G]."""
+        order = np.argsort(-rates, axis=1, kind="stable")
+        rate, most = np.take_along_axis(rates, order, 1), np.take_along_axis(self.most, order, 1)
+        ends = np.cumsum(most, axis=1)
+        m = self.batch.num_microbatches
+        share = np.min(self.backward_s / np.maximum(self.busy_s, 1e-300), where=self.busy_s > 0, initial=1.0)
+        least = np.full(len(m), np.inf)
+        for count in np.unique(m):
+            rows = np.nonzero(m == count)[0]
+            least[rows] = self._by_stages(rate[rows], ends[rows], int(count), float(share))
+        return least
+
+    def _by_stages(self, rate: FloatArray, ends: IntArray, m: int, share: float) -> FloatArray:
+        """[n] the bound of skeletons with ``m`` micro-batches; sorted rates and where their stages end [n, G]."""
+        fewest, largest = (1 if self.max_stages == 1 else 2), int(min(self.max_stages, ends[:, -1].max()))
+        stages = np.arange(fewest, largest + 1)
+        q = stages[:, None] - np.arange(largest)[None, :]
+        slope = np.maximum(m - q, 0) + np.minimum(q - 1, m - 1) * share
+        per = np.where(q >= 1, 1.0 / np.maximum(slope, 1e-9), 0.0)
+        weight = np.concatenate([np.zeros((len(stages), 1)), np.cumsum(per, axis=1)], axis=1)  # [P, largest + 1]
+        spent = work = total = np.zeros((len(rate), len(stages)))
+        before = np.zeros((len(rate), len(stages)), dtype=np.int64)
+        value = slowest = np.full((len(rate), len(stages)), np.inf)
+        at = np.arange(len(stages))[None, :]
+        paced = (stages < m)[None, :]
+        for g in range(rate.shape[1]):
+            last = np.minimum(ends[:, g, None], stages[None, :])
+            part = weight[at, last] - weight[at, before]
+            spent, total = spent + part, total + part * rate[:, g, None]
+            work = work + (last - before) * rate[:, g, None]
+            value = np.minimum(value, (1.0 + spent) / np.maximum(total, 1e-300))
+            span = np.maximum(m - stages[None, :] + 2 * last - 1, 1)
+            pace = np.where(work > 0, span / np.maximum(work, 1e-300), np.inf)
+            slowest = np.minimum(slowest, pace)
+            before = last
+        value = np.where(paced, np.maximum(value, slowest), value)
+        value = np.where(ends[:, -1, None] >= stages[None, :], value, np.inf)
+        out: FloatArray = value.min(axis=1)
+        return out
+
+    def fewest_recomputed(self, skeleton: int) -> int | None:
+        """Layers that every stage must recompute at least for some layout to fit; None where none does.
+
+        Of every kind of decoder layer alone, each stage of every pool as near the end as its pool allows holds what fits.
+        """
+        most = int(self.counted.sum())
+        if self._room(skeleton, most if self.is_block[skeleton] else 0, np.inf) < 1:
+            return None
+        if not self.is_block[skeleton] or self._room(skeleton, 0, np.inf) >= 1:
+            return 0
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._room(skeleton, middle, np.inf) >= 1 else (middle, high)
+        return high
+
+    def least_loaded_s(self, skeleton: int, leading: int) -> float:
+        """Lower bound of M times the longest stage: whole layers, memory by position, all stages that there are."""
+        low, high = 0.0, float(self.batch.num_microbatches[skeleton] * self._layer_s(skeleton, leading).max()) * (
+            self.counted.sum()
+        )
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._room(skeleton, leading, middle) >= 1 else (middle, high)
+        return low
+
+    def longest(self, skeleton: int, limit_s: float) -> int:
+        """Decoder layers that a stage can hold at most without working longer than ``limit_s``."""
+        each = float(self._layer_s(skeleton, 0).min()) * int(self.batch.num_microbatches[skeleton])
+        layers = int(self.counted.sum())
+        return layers if not np.isfinite(limit_s) else min(layers, int(limit_s / each))
+
+    def _layer_s(self, skeleton: int, leading: int) -> FloatArray:
+        """[G, K] seconds of each kind of decoder layer."""
+        kinds = np.unique(self.kind[self.counted > 0])
+        return self.busy_s[self.row[skeleton]][:, kinds]
+
+    def _room(self, skeleton: int, leading: int, limit_s: float) -> float:
+        """Least over kinds of decoder layer: layers that all stages hold within memory and ``limit_s``, over layers."""
+        row, full = self.row[skeleton], self.full_row[skeleton]
+        m = int(self.batch.num_microbatches[skeleton])
+        kinds, counts = np.unique(self.kind[self.counted > 0], return_counts=True)
+        room = np.inf
+        for kind, count in zip(kinds, counts, strict=True):
+            static, kept = self.static_bytes[row, kind], self.cells.activation_bytes[row, kind]
+            lean, held = self.cells.activation_bytes[full, kind], 0.0
+            for pool, stages in enumerate(self.most[skeleton]):
+                q = np.minimum(np.arange(1, stages + 1), m)
+                capacity = max(float(self.capacity_bytes[row, pool]), 0.0)
+                mixed = np.floor((capacity + leading * q * (kept - lean)) / np.maximum(static + q * kept, 1.0))
+                lean_only = np.floor(capacity / np.maximum(static + q * lean, 1.0))
+                fit = np.where(mixed >= leading, mixed, np.minimum(lean_only, leading))
+                own = float(self.busy_s[row, pool, kind])
+                again = float(self.busy_s[full, pool, kind]) - own
+                if np.isfinite(limit_s):
+                    budget = limit_s / m
+                    timed = np.floor(np.where(
+                        budget >= leading * (own + again), (budget - leading * again) / own, budget / (own + again)
+                    ) + 1e-9)
+                    fit = np.minimum(fit, timed)
+                held += float(fit.sum())
+            room = min(room, held / count)
+        return room
+
+    def tables(self, skeleton: int, leading: int) -> TypeTables:
+        """What the partition of a skeleton depends on, with ``leading`` layers of a stage recomputed."""
+        row, full, kind = int(self.row[skeleton]), int(self.full_row[skeleton]), self.kind
+        cells = self.cells
+        busy, backward = self.busy_s[row][:, kind], self.backward_s[row][:, kind]
+        more = (self.busy_s[full] - self.busy_s[row])[:, kind] * self.counted
+        return TypeTables(
+            busy_s=busy,
+            backward_s=backward,
+            static_bytes=self.static_bytes[row, kind],
+            activation_bytes=cells.activation_bytes[row, kind],
+            transient_bytes=cells.transient_bytes[row, kind],
+            capacity_bytes=self.capacity_bytes[row],
+            inside_s=self._sends_s(row)[0],
+            across_s=self._sends_s(row)[1],
+            closing_s=self._closing_s(row, backward),
+            micro_batches=int(self.batch.num_microbatches[skeleton]),
+            counted=self.counted,
+            leading=leading,
+            extra_busy_s=more,
+            extra_activation_bytes=(cells.activation_bytes[full] - cells.activation_bytes[row])[kind] * self.counted,
+            extra_transient_bytes=cells.transient_bytes[full, kind] * self.counted,
+        )
+
+    def _sends_s(self, row: int) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a send to the next stage: [G] in a pool, where it is nearest, and [G, G] between pools."""
+        pools = np.arange(self.pools)
+        at, zero = np.full((self.pools, self.pools), row), np.zeros((self.pools, self.pools), dtype=np.int64)
+        both = self.costs.boundary_s(self.cells, at, pools[:, None] + zero, pools[None, :] + zero, zero)
+        return np.diagonal(both).copy(), both
+
+    def _closing_s(self, row: int, backward_s: FloatArray) -> FloatArray:
+        """[G, S + 1, I + 1] gradient reduction of a first stage of blocks 0..b-1, and optimizer and gather: its own, or
+        those of the mean of the stages if they take longer."""
+        size = len(self.kind)
+
+        def upto(values: FloatArray) -> FloatArray:
+            return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
+
+        shape = (self.pools, size + 1)
+        dense = np.broadcast_to(upto(self.cells.dense_params[row, self.kind]), shape)
+        expert = np.broadcast_to(upto(self.cells.expert_params[row, self.kind]), shape)
+        pool = np.broadcast_to(np.arange(self.pools)[:, None], shape)
+        tail = self.costs.tail(self.cells, np.full(shape, row), pool, dense, expert, upto(backward_s))
+        own = tail.optimizer_s + tail.param_gather_s
+        stages = np.arange(1, self.max_stages + 1)
+        mean = np.concatenate([[0.0], self.least_tail_s(stages, np.full(len(stages), row))])
+        reduced = tail.grad_reduce_s + self._shared_s[row][:, None]
+        out: FloatArray = reduced[:, None, :] + np.maximum(own[:, None, :], mean[None, :, None])
+        return out

@@ -1,0 +1,172 @@
+"""Interleaved pipelines over several pools: bounds for every number of stages, and a balanced split of a layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from meshwright.specs.batch import BoolArray, FloatArray, IntArray
+
+from .live import in_flight
+from .mixed_pricing import PricedSkeletons
+
+
+#: Recomputed layers of a chunk told apart; beyond it a chunk counts as recomputed in full for its memory.
+MOST_LEADING = 8
+
+
+@dataclass(frozen=True)
+class VirtualCounts:
+    """Numbers of stages of each pool [C, G] for one skeleton and V virtual stages, with a lower bound [C] of the step
+    over every order and split, the step [C] that a balanced split should take, and the recomputed layers of a chunk [C]
+    that it needs."""
+
+    counts: IntArray
+    least_s: FloatArray
+    likely_s: FloatArray
+    leading: IntArray
+
+
+class Interleaving:
+    """Interleaved pipelines of one skeleton with V virtual stages whose stages each hold chunks of near-equal length.
+
+    A stage of n layers has chunks of floor(n / V) and ceil(n / V) layers. It works ``M t`` for a step, and memory holds
+    what the schedule has in flight at its position. Layers of several kinds count as the leanest and quickest of them.
+    """
+
+    def __init__(self, priced: PricedSkeletons, skeleton: int, virtual: int):
+        self.priced, self.skeleton, self.virtual = priced, skeleton, virtual
+        self.m, self.layers = int(priced.batch.num_microbatches[skeleton]), int(priced.counted.sum())
+        row, full = priced.row[skeleton], priced.full_row[skeleton]
+        kinds = np.unique(priced.kind[priced.counted > 0])
+        self.own_s = priced.busy_s[row][:, kinds].min(axis=1)
+        self.again_s = np.maximum((priced.busy_s[full] - priced.busy_s[row])[:, kinds].min(axis=1), 0.0)
+        self.static = float(priced.static_bytes[row, kinds].min())
+        self.kept = float(priced.cells.activation_bytes[row, kinds].min())
+        self.lean = float(priced.cells.activation_bytes[full, kinds].min())
+        self.capacity = priced.capacity_bytes[row] - float(priced.cells.transient_bytes[row, kinds].min())
+        self.leads = np.arange(MOST_LEADING + 1 if priced.is_block[skeleton] else 1)
+
+    def room(self, stages: int) -> IntArray:
+        """[G, P, leads] layers that a stage of a pool may hold at each position (0 first)."""
+        number = np.arange(1, self.layers + 1)
+        place = np.arange(self.virtual)
+        each = number[:, None] // self.virtual + (place >= self.virtual - number[:, None] % self.virtual)
+        redone = np.minimum(each[None], self.leads[:, None, None])
+        if len(self.leads) > 1:
+            redone[-1] = each
+        bytes_ = self.kept * (each[None] - redone) + self.lean * redone
+        held = in_flight(stages, self.virtual, self.m).astype(float)
+        need = np.einsum("pv,lnv->pln", held, bytes_) + self.static * number
+        out: IntArray = np.stack([(need <= capacity).sum(axis=2) for capacity in self.capacity])
+        return out
+
+    def counts(self, allowed: BoolArray) -> VirtualCounts:
+        """All allowed numbers of stages that the schedule takes: whole groups of P micro-batches, a layer a chunk."""
+        every = np.argwhere(allowed)
+        stages = every.sum(axis=1)
+        fits = (stages > 1) & (stages * self.virtual <= self.layers)
+        fits &= (self.m >= stages) & (self.m % np.maximum(stages, 1) == 0)
+        every, stages = every[fits], stages[fits]
+        if not len(every):
+            return VirtualCounts(every, np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
+        # The stages of a pool hold at most what they would as the last ones of the pipeline: [C, leads, G, K].
+        most = int(every.max())
+        room = np.zeros((len(every), len(self.leads), every.shape[1], most), dtype=np.int64)
+        for count in np.unique(stages):
+            at = self.room(int(count)).transpose(2, 0, 1)[:, :, ::-1]
+            rows = stages == count
+            wide = min(most, int(count))
+            room[rows, :, :, :wide] = at[None, :, :, :wide]
+        taken = np.arange(most)[None, None, None, :] < every[:, None, :, None]
+        used = (every > 0)[:, None, :]
+        redone = self.virtual * self.leads[None, :, None]
+        once, again = self.own_s[None, None, :], self.again_s[None, None, :]
+
+        def holds(limit_s: FloatArray) -> BoolArray:
+            budget = limit_s[:, :, None] / self.m
+            full = budget >= redone * (once + again)
+            each = np.where(full, (budget - redone * again) / once, budget / (once + again))
+            each = np.floor(each + 1e-9)
+            enough = ((each >= self.virtual) | ~used).all(axis=2)
+            held = np.where(taken, np.minimum(each[..., None], room), 0).sum(axis=(2, 3))
+            return np.asarray(enough & (held >= self.layers))
+
+        high = np.full((len(every), len(self.leads)), self.m * self.layers * float((self.own_s + self.again_s).max()))
+        low = np.zeros_like(high)
+        possible = holds(high)
+        for _ in range(26):
+            middle = (low + high) / 2
+            ok = holds(middle)
+            low, high = np.where(ok, low, middle), np.where(ok, middle, high)
+        low = np.where(possible, low, np.inf)
+        leading = low.argmin(axis=1)
+        load = low.min(axis=1)
+        free = np.zeros(len(every))
+        for rates in self.priced.rates_of(self.skeleton):
+            free = np.maximum(free, self.m / (every * rates[None, :]).sum(axis=1))
+        load = np.maximum(load, free)
+        row = self.priced.row[self.skeleton]
+        tail = self.priced.least_tail_s(stages, np.full(len(stages), row))
+        likely = load * (1.0 + (stages - 1) / (self.m * self.virtual))
+        return VirtualCounts(every, load + tail, likely + tail, self.leads[leading])
+
+
+def chunk_cuts(work: Interleaving, stage_pools: tuple[int, ...], leading: int) -> IntArray | None:
+    """Cuts [P V + 1] of a balanced interleaved split, chunk q on stage q mod P; None where memory leaves no room.
+
+    Layers go one by one to the stage that is then least loaded and has room, embedding and head counted where they
+    sit; a stage's layers are spread over its chunks evenly, the longer chunks last, as the first hold most.
+    """
+    priced, virtual = work.priced, work.virtual
+    pp, kind = len(stage_pools), priced.kind
+    busy = priced.busy_s[int(priced.row[work.skeleton])]
+    decoder = np.nonzero(priced.counted > 0)[0]
+    first, last = int(decoder[0]), int(decoder[-1])
+    layer_s = busy[:, kind[decoder]].mean(axis=1)
+    before = np.array([busy[g, kind[:first]].sum() for g in range(priced.pools)])
+    after = np.array([busy[g, kind[last + 1 :]].sum() for g in range(priced.pools)])
+    place = int(np.searchsorted(work.leads, leading))
+    room = [int(work.room(pp)[g, i, place]) for i, g in enumerate(stage_pools)]
+    if min(room) < virtual:
+        return None
+    counts = np.full(pp, virtual)
+    load = np.array([layer_s[g] * virtual for g in stage_pools])
+    load[0] += before[stage_pools[0]]
+    load[-1] += after[stage_pools[-1]]
+    heap: list[tuple[float, int]] = []
+    for i, g in enumerate(stage_pools):
+        heappush(heap, (float(load[i] + layer_s[g]), i))
+    for _ in range(len(decoder) - pp * virtual):
+        while heap:
+            value, i = heappop(heap)
+            if counts[i] < room[i]:
+                break
+        else:
+            return None
+        counts[i] += 1
+        heappush(heap, (value + float(layer_s[stage_pools[i]]), i))
+    lengths = _spread(counts, virtual, round(float(after[stage_pools[-1]] / layer_s[stage_pools[-1]])))
+    cuts = np.concatenate([[0], first + np.cumsum(lengths.T.reshape(-1))])
+    cuts[-1] = len(kind)
+    return cuts.astype(np.int64)
+
+
+def _spread(counts: IntArray, virtual: int, extra: int) -> IntArray:
+    """[P, V] layers of the chunks of stages with ``counts`` layers; the last chunk of all holds ``extra`` layers' worth
+    more."""
+    out = np.empty((len(counts), virtual), dtype=np.int64)
+    place = np.arange(virtual)
+    for i, count in enumerate(counts):
+        out[i] = count // virtual + (place >= virtual - count % virtual)
+    if extra and virtual > 1:
+        total = int(counts[-1]) + extra
+        even = total // virtual + (place >= virtual - total % virtual)
+        even[-1] -= extra
+        while even[-1] < 1:
+            even[-1] += 1
+            even[int(even.argmax())] -= 1
+        out[-1] = even
+    return out
