@@ -43,6 +43,8 @@ class PricedSkeletons:
         self.cells: CellCosts = replace(cells, forward_terms_s=none, backward_terms_s=none)
         capacity = block_capacity_bytes(self.cells.limit_bytes[None, :], self.cells.fixed_bytes, headroom)
         self.capacity_bytes: FloatArray = capacity
+        self._tails: dict[int, FloatArray] = {}
+        self._closings: dict[int, FloatArray] = {}
 
     def __len__(self) -> int:
         return len(self.row)
@@ -71,6 +73,14 @@ class PricedSkeletons:
         tail = self.costs.tail(self.cells, at, pool, dense, expert, np.full(shape, np.inf))
         out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1)
         return out
+
+    def tails_s(self, skeleton: int) -> FloatArray:
+        """[S + 1] optimizer and parameter gather of the mean of s stages on the fastest pool."""
+        row = int(self.row[skeleton])
+        if row not in self._tails:
+            stages = np.arange(1, self.max_stages + 1)
+            self._tails[row] = np.concatenate([[0.0], self.least_tail_s(stages, np.full(len(stages), row))])
+        return self._tails[row]
 
     def least_step_s(self) -> FloatArray:
         """[N] lower bound of a plain step over every layout and split, memory aside.
@@ -187,12 +197,18 @@ class PricedSkeletons:
             low, high = (low, middle) if self._room(skeleton, middle, np.inf) >= 1 else (middle, high)
         return high
 
-    def least_loaded_s(self, skeleton: int, leading: int) -> float:
-        """Lower bound of M times the longest stage: whole layers, memory by position, all stages that there are."""
-        low, high = 0.0, float(self.batch.num_microbatches[skeleton] * self._layer_s(skeleton, leading).max()) * (
-            self.counted.sum()
-        )
-        for _ in range(30):
+    def least_loaded_s(self, skeleton: int, leading: int, least_s: float, most_s: float) -> float:
+        """Lower bound of M times the longest stage: whole layers, memory by position, all stages that there are.
+
+        At least ``least_s``; ``most_s`` or less where it is above that.
+        """
+        if not np.isfinite(most_s):
+            most_s = float(self._layer_s(skeleton, leading).max()) * 2 * self.counted.sum()
+            most_s *= self.batch.num_microbatches[skeleton]
+        if self._room(skeleton, leading, most_s) < 1:
+            return most_s
+        low, high = least_s, most_s
+        while high - low > 2e-3 * low + 1e-12:
             middle = (low + high) / 2
             low, high = (low, middle) if self._room(skeleton, leading, middle) >= 1 else (middle, high)
         return low
@@ -250,7 +266,7 @@ class PricedSkeletons:
             capacity_bytes=self.capacity_bytes[row],
             inside_s=self._sends_s(row)[0],
             across_s=self._sends_s(row)[1],
-            closing_s=self._closing_s(row, backward),
+            closing_s=self._closing_s(skeleton, backward),
             micro_batches=int(self.batch.num_microbatches[skeleton]),
             counted=self.counted,
             leading=leading,
@@ -266,10 +282,12 @@ class PricedSkeletons:
         both = self.costs.boundary_s(self.cells, at, pools[:, None] + zero, pools[None, :] + zero, zero)
         return np.diagonal(both).copy(), both
 
-    def _closing_s(self, row: int, backward_s: FloatArray) -> FloatArray:
+    def _closing_s(self, skeleton: int, backward_s: FloatArray) -> FloatArray:
         """[G, S + 1, I + 1] gradient reduction of a first stage of blocks 0..b-1, and optimizer and gather: its own, or
         those of the mean of the stages if they take longer."""
-        size = len(self.kind)
+        size, row = len(self.kind), int(self.row[skeleton])
+        if row in self._closings:
+            return self._closings[row]
 
         def upto(values: FloatArray) -> FloatArray:
             return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
@@ -280,8 +298,8 @@ class PricedSkeletons:
         pool = np.broadcast_to(np.arange(self.pools)[:, None], shape)
         tail = self.costs.tail(self.cells, np.full(shape, row), pool, dense, expert, upto(backward_s))
         own = tail.optimizer_s + tail.param_gather_s
-        stages = np.arange(1, self.max_stages + 1)
-        mean = np.concatenate([[0.0], self.least_tail_s(stages, np.full(len(stages), row))])
+        mean = self.tails_s(skeleton)
         reduced = tail.grad_reduce_s + self._shared_s[row][:, None]
         out: FloatArray = reduced[:, None, :] + np.maximum(own[:, None, :], mean[None, :, None])
+        self._closings[row] = out
         return out

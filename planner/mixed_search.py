@@ -213,8 +213,8 @@ class MixedSearch:
         if leading is None:
             self.result.unfit += 1
             return
-        load = group.least_loaded_s(task.skeleton, leading)
-        self._push(max(bound, load), replace(task, kind="partition", leading=leading))
+        load = group.least_loaded_s(task.skeleton, leading, bound, self.last_s)
+        self._push(load, replace(task, kind="partition", leading=leading))
 
     def _partition(self, bound: float, task: _Task) -> None:
         """All layouts of a skeleton up to some way above its bound, or up to the time to beat."""
@@ -238,8 +238,8 @@ class MixedSearch:
             self._push(limit, replace(task, reach=task.reach + 1, tables=tables))
         elif group.is_block[task.skeleton] and task.leading < group.longest(task.skeleton, limit):
             more = task.leading + 1
-            load = group.least_loaded_s(task.skeleton, more)
-            self._push(max(bound, load), _Task("partition", task.owner, task.skeleton, more))
+            load = group.least_loaded_s(task.skeleton, more, bound, self.last_s)
+            self._push(load, _Task("partition", task.owner, task.skeleton, more))
 
     def _layout(self, bound: float, task: _Task) -> None:
         """Tighten the bound of the layout that comes next, and price its best split."""
@@ -272,8 +272,8 @@ class MixedSearch:
         if leading is None:
             self.result.unfit += 1
             return
-        load = group.least_loaded_s(task.skeleton, min(leading, 1))
-        self._push(max(bound, load), replace(task, kind="interleave", leading=leading))
+        load = group.least_loaded_s(task.skeleton, min(leading, 1), bound, self.last_s)
+        self._push(load, replace(task, kind="interleave", leading=leading))
 
     def _interleave(self, bound: float, task: _Task) -> None:
         """Bounds of all layouts of an interleaved skeleton; the promising ones wait to be tried."""
@@ -284,7 +284,7 @@ class MixedSearch:
             if virtual == 1:
                 continue
             work = Interleaving(group, task.skeleton, virtual)
-            found = work.counts(allowed)
+            found = work.counts(allowed, self.best_s)
             possible = found.least_s < self.best_s
             if not possible.any():
                 continue

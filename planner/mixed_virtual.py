@@ -63,8 +63,9 @@ class Interleaving:
         out: IntArray = np.stack([(need <= capacity).sum(axis=2) for capacity in self.capacity])
         return out
 
-    def counts(self, allowed: BoolArray) -> VirtualCounts:
-        """All allowed numbers of stages that the schedule takes: whole groups of P micro-batches, a layer a chunk."""
+    def counts(self, allowed: BoolArray, limit_s: float = np.inf) -> VirtualCounts:
+        """All allowed numbers of stages that the schedule takes (whole groups of P micro-batches, a layer a chunk) whose
+        bound is below ``limit_s``."""
         every = np.argwhere(allowed)
         stages = every.sum(axis=1)
         fits = (stages > 1) & (stages * self.virtual <= self.layers)
@@ -72,46 +73,58 @@ class Interleaving:
         every, stages = every[fits], stages[fits]
         if not len(every):
             return VirtualCounts(every, np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
-        # The stages of a pool hold at most what they would as the last ones of the pipeline: [C, leads, G, K].
-        most = int(every.max())
-        room = np.zeros((len(every), len(self.leads), every.shape[1], most), dtype=np.int64)
-        for count in np.unique(stages):
-            at = self.room(int(count)).transpose(2, 0, 1)[:, :, ::-1]
-            rows = stages == count
-            wide = min(most, int(count))
-            room[rows, :, :, :wide] = at[None, :, :, :wide]
-        taken = np.arange(most)[None, None, None, :] < every[:, None, :, None]
-        used = (every > 0)[:, None, :]
-        redone = self.virtual * self.leads[None, :, None]
-        once, again = self.own_s[None, None, :], self.again_s[None, None, :]
-
-        def holds(limit_s: FloatArray) -> BoolArray:
-            budget = limit_s[:, :, None] / self.m
-            full = budget >= redone * (once + again)
-            each = np.where(full, (budget - redone * again) / once, budget / (once + again))
-            each = np.floor(each + 1e-9)
-            enough = ((each >= self.virtual) | ~used).all(axis=2)
-            held = np.where(taken, np.minimum(each[..., None], room), 0).sum(axis=(2, 3))
-            return np.asarray(enough & (held >= self.layers))
-
-        high = np.full((len(every), len(self.leads)), self.m * self.layers * float((self.own_s + self.again_s).max()))
-        low = np.zeros_like(high)
-        possible = holds(high)
-        for _ in range(26):
-            middle = (low + high) / 2
-            ok = holds(middle)
-            low, high = np.where(ok, low, middle), np.where(ok, middle, high)
-        low = np.where(possible, low, np.inf)
-        leading = low.argmin(axis=1)
-        load = low.min(axis=1)
         free = np.zeros(len(every))
         for rates in self.priced.rates_of(self.skeleton):
             free = np.maximum(free, self.m / (every * rates[None, :]).sum(axis=1))
-        load = np.maximum(load, free)
-        row = self.priced.row[self.skeleton]
-        tail = self.priced.least_tail_s(stages, np.full(len(stages), row))
+        tail = self.priced.tails_s(self.skeleton)[stages]
+        below = free + tail < limit_s
+        every, stages, free, tail = every[below], stages[below], free[below], tail[below]
+        low, possible = np.zeros((len(every), len(self.leads))), np.zeros((len(every), len(self.leads)), dtype=np.bool_)
+        for count in np.unique(stages):
+            rows = np.nonzero(stages == count)[0]
+            low[rows], possible[rows] = self._loads_s(every[rows], int(count), free[rows], limit_s - tail[rows])
+        low = np.where(possible, low, np.inf)
+        load, leading = low.min(axis=1), self.leads[low.argmin(axis=1)]
         likely = load * (1.0 + (stages - 1) / (self.m * self.virtual))
-        return VirtualCounts(every, load + tail, likely + tail, self.leads[leading])
+        below = np.isfinite(load)
+        return VirtualCounts(every[below], (load + tail)[below], (likely + tail)[below], leading[below])
+
+    def _loads_s(
+        self, every: IntArray, stages: int, least_s: FloatArray, most_s: FloatArray
+    ) -> tuple[FloatArray, BoolArray]:
+        """Lower bounds [C, leads] of ``M t`` of the longest stage, and whether they are below ``most_s`` [C]."""
+        # The stages of a pool hold at most what they would as the last ones of the pipeline: [leads, G, K].
+        room = self.room(stages).transpose(2, 0, 1)[:, :, ::-1]
+        held = np.concatenate([np.zeros((*room.shape[:2], 1), dtype=np.int64), room], axis=2)
+        redone = self.virtual * self.leads[:, None]
+        once, again = self.own_s[None, :], self.again_s[None, :]
+        pools = np.arange(every.shape[1])
+        longest = int(room.max())
+        # Layers that the last k stages of a pool hold if none works on more than n: [leads, G, n, k].
+        capped = np.cumsum(np.minimum(held[:, :, None, :], np.arange(longest + 1)[None, None, :, None]), axis=3)
+
+        def holds(limit_s: FloatArray, rows: IntArray, lead: IntArray) -> BoolArray:
+            budget = limit_s[:, None] / self.m
+            full = budget >= redone[lead] * (once + again)
+            each = np.where(full, (budget - redone[lead] * again) / once, budget / (once + again))
+            each = np.floor(each + 1e-9).clip(0, None)
+            enough = ((each >= self.virtual) | (every[rows] == 0)).all(axis=1)
+            capacity = capped[lead[:, None], pools[None, :], np.minimum(each, longest).astype(np.int64), every[rows]]
+            return np.asarray(enough & (capacity.sum(axis=1) >= self.layers))
+
+        rows, lead = (grid.reshape(-1) for grid in np.indices((len(every), len(self.leads))))
+        worst = self.m * self.layers * float((self.own_s + self.again_s).max())
+        high = np.minimum(np.broadcast_to(most_s[rows], rows.shape), worst)
+        possible = holds(high, rows, lead)
+        out, keep = np.zeros(len(rows)), np.nonzero(possible)[0]
+        low, high = least_s[rows[keep]], high[keep]
+        for _ in range(16 if len(keep) else 0):
+            middle = (low + high) / 2
+            ok = holds(middle, rows[keep], lead[keep])
+            low, high = np.where(ok, low, middle), np.where(ok, middle, high)
+        out[keep] = low
+        shape = (len(every), len(self.leads))
+        return out.reshape(shape), possible.reshape(shape)
 
 
 def chunk_cuts(work: Interleaving, stage_pools: tuple[int, ...], leading: int) -> IntArray | None:
