@@ -74,6 +74,32 @@ class PricedSkeletons:
         out: FloatArray = (tail.optimizer_s + tail.param_gather_s).min(axis=1)
         return out
 
+    @cached_property
+    def least_after_s(self) -> FloatArray:
+        """[C, G] what follows the last backward at least if the first stage is on a pool: gradient reduction,
+        hidden as far as it ever can be, optimizer and gather of what stands before the layers and one layer."""
+        kinds = np.unique(self.kind[self.counted > 0])
+        before = self.kind[: int(np.nonzero(self.counted)[0][0])]
+
+        def held(params: FloatArray) -> FloatArray:
+            return np.asarray(params[:, before].sum(axis=1) + params[:, kinds].min(axis=1))
+
+        shape = (len(self.cells.keys), self.pools)
+        row, pool = np.arange(shape[0])[:, None], np.arange(self.pools)[None, :]
+        dense, expert = held(self.cells.dense_params)[:, None], held(self.cells.expert_params)[:, None]
+        parts = (np.broadcast_to(part, shape) for part in (row, pool, dense, expert))
+        tail = self.costs.tail(self.cells, *parts, np.full(shape, np.inf))
+        rows = np.arange(shape[0])
+        mean = self.least_tail_s(np.full(len(rows), self.max_stages), rows)
+        own = np.maximum(tail.optimizer_s + tail.param_gather_s, mean[:, None])
+        out: FloatArray = tail.grad_reduce_s + own + self._shared_s
+        return out
+
+    def _least_after(self) -> FloatArray:
+        """[N] the least of it over the pools that a skeleton may use."""
+        out: FloatArray = np.where(self.most > 0, self.least_after_s[self.row], np.inf).min(axis=1)
+        return out
+
     def tails_s(self, skeleton: int) -> FloatArray:
         """[S + 1] optimizer and parameter gather of the mean of s stages on the fastest pool."""
         row = int(self.row[skeleton])
@@ -97,9 +123,7 @@ class PricedSkeletons:
         best = np.zeros(len(self))
         for rates in self._rates:
             best = np.maximum(best, self._least_of(rates))
-        rows = np.arange(len(self.cells.keys))
-        out: FloatArray = best + self.least_tail_s(np.full(len(rows), self.max_stages), rows)[self.row]
-        return out
+        return best + self._least_after()
 
     def rates_of(self, skeleton: int) -> list[FloatArray]:
         """[G] of one skeleton."""
@@ -119,9 +143,7 @@ class PricedSkeletons:
             used = np.diff(np.minimum(np.cumsum(most, axis=1), self.max_stages), axis=1, prepend=0)
             rate = (used * np.take_along_axis(rates, order, 1)).sum(axis=1)
             work = np.maximum(work, self.batch.num_microbatches / rate)
-        rows = np.arange(len(self.cells.keys))
-        out: FloatArray = work + self.least_tail_s(np.full(len(rows), self.max_stages), rows)[self.row]
-        return out
+        return work + self._least_after()
 
     @cached_property
     def _rates(self) -> list[FloatArray]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from itertools import permutations
 
 import numpy as np
 
@@ -36,7 +35,7 @@ DEFAULT_WORK_LIMIT, OTHER_WORK = 600, 12
 #: A partition looks at layouts up to this much above the skeleton's bound first, then further; all at last.
 REACH = (1.05, 1.25, 2.0, np.inf)
 #: Layouts of a skeleton and V that are worth a try.
-LIKELY_KEPT = 6
+LIKELY_KEPT = 8
 #: Quickest plans whose split is improved block by block, and passes of blocks replayed for each at most.
 IMPROVED, IMPROVEMENT_PASSES = 4, 400_000
 
@@ -120,7 +119,7 @@ class MixedSearch:
         self.result = MixedResult()
         self.groups: list[PricedSkeletons] = []
         self.queue: list[tuple[float, int, _Task]] = []
-        self.tries: list[tuple[float, int, float, Interleaving, int, tuple[int, ...], int]] = []
+        self.tries: list[tuple[float, int, float, Interleaving, int, tuple[int, ...], tuple[int, ...], int]] = []
         self.by_key: dict[tuple[int, ...], float] = {}
         self.open_s = np.inf  # the least bound of interleaved layouts, which are never settled
         self.serial = 0
@@ -300,7 +299,8 @@ class MixedSearch:
                             float(found.least_s[row]),
                             work,
                             task.owner,
-                            tuple(found.counts[row].tolist()),
+                            tuple(g for g in found.order[row].tolist() if found.counts[row, g]),
+                            tuple(k for k in found.counts[row, found.order[row]].tolist() if k),
                             int(found.leading[row]),
                         ),
                     )
@@ -311,26 +311,22 @@ class MixedSearch:
         tried = getattr(self, "_tried", 0)
         budget = VIRTUAL_TRIES if final else VIRTUAL_TRIES // 2
         while self.tries and tried < budget and not self.late():
-            likely, _, least, work, owner, counts, leading = self.tries[0]
-            if least >= self.best_s or likely >= 1.02 * self.best_s:
-                if least >= self.best_s and likely < 1.02 * self.best_s:
-                    heappop(self.tries)
-                    continue
+            likely, _, least, work, owner, order, counts, leading = self.tries[0]
+            if likely >= 1.02 * self.best_s:
                 break
             heappop(self.tries)
-            used = [g for g, count in enumerate(counts) if count]
-            for order in permutations(used):
-                tried += 1
-                stages = tuple(g for g in order for _ in range(counts[g]))
-                cuts = chunk_cuts(work, stages, leading)
-                if cuts is None:
-                    continue
-                priced = self._candidate(owner, work.skeleton, order, tuple(counts[g] for g in order), work.virtual)
-                if not self.legal(priced.batch).all():
-                    continue
-                one = np.array([0])
-                more = fewest_recomputed_virtual(priced, one, cuts[None]) if priced.is_block[0] else np.array([0])
-                self._found(priced, cuts, int(more[0]), least)
+            if least >= self.best_s:
+                continue
+            tried += 1
+            cuts = chunk_cuts(work, tuple(g for g, k in zip(order, counts, strict=True) for _ in range(k)), leading)
+            if cuts is None:
+                continue
+            priced = self._candidate(owner, work.skeleton, order, counts, work.virtual)
+            if not self.legal(priced.batch).all():
+                continue
+            one = np.array([0])
+            more = fewest_recomputed_virtual(priced, one, cuts[None]) if priced.is_block[0] else np.array([0])
+            self._found(priced, cuts, int(more[0]), least)
         self._tried = tried
 
     def _candidate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import permutations
 
 import numpy as np
 
@@ -19,11 +20,12 @@ MOST_LEADING = 8
 
 @dataclass(frozen=True)
 class VirtualCounts:
-    """Numbers of stages of each pool [C, G] for one skeleton and V virtual stages, with a lower bound [C] of the step
-    over every order and split, the step [C] that a balanced split should take, and the recomputed layers of a chunk [C]
-    that it needs."""
+    """Numbers of stages of each pool [C, G] for one skeleton and V virtual stages, and an order of pools [C, G] (unused
+    ones last), with a lower bound [C] of the step over every split, the step [C] that a balanced split should take, and
+    the recomputed layers of a chunk [C] that it needs."""
 
     counts: IntArray
+    order: IntArray
     least_s: FloatArray
     likely_s: FloatArray
     leading: IntArray
@@ -72,35 +74,43 @@ class Interleaving:
         fits &= (self.m >= stages) & (self.m % np.maximum(stages, 1) == 0)
         every, stages = every[fits], stages[fits]
         if not len(every):
-            return VirtualCounts(every, np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
+            return VirtualCounts(every, every, np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
         free = np.zeros(len(every))
         for rates in self.priced.rates_of(self.skeleton):
             free = np.maximum(free, self.m / (every * rates[None, :]).sum(axis=1))
-        tail = self.priced.tails_s(self.skeleton)[stages]
+        after = self.priced.least_after_s[self.priced.row[self.skeleton]]
+        tail = np.maximum(self.priced.tails_s(self.skeleton)[stages], np.where(every > 0, after, np.inf).min(axis=1))
         below = free + tail < limit_s
-        every, stages, free, tail = every[below], stages[below], free[below], tail[below]
+        rows, order = _orders(every[below] > 0)
+        rows = np.nonzero(below)[0][rows]
+        every, stages, free, tail = every[rows], stages[rows], free[rows], tail[rows]
         low, possible = np.zeros((len(every), len(self.leads))), np.zeros((len(every), len(self.leads)), dtype=np.bool_)
         for count in np.unique(stages):
             rows = np.nonzero(stages == count)[0]
-            low[rows], possible[rows] = self._loads_s(every[rows], int(count), free[rows], limit_s - tail[rows])
+            low[rows], possible[rows] = self._loads_s(
+                every[rows], order[rows], int(count), free[rows], limit_s - tail[rows]
+            )
         low = np.where(possible, low, np.inf)
         load, leading = low.min(axis=1), self.leads[low.argmin(axis=1)]
         likely = load * (1.0 + (stages - 1) / (self.m * self.virtual))
         below = np.isfinite(load)
-        return VirtualCounts(every[below], (load + tail)[below], (likely + tail)[below], leading[below])
+        return VirtualCounts(every[below], order[below], (load + tail)[below], (likely + tail)[below], leading[below])
 
     def _loads_s(
-        self, every: IntArray, stages: int, least_s: FloatArray, most_s: FloatArray
+        self, every: IntArray, order: IntArray, stages: int, least_s: FloatArray, most_s: FloatArray
     ) -> tuple[FloatArray, BoolArray]:
         """Lower bounds [C, leads] of ``M t`` of the longest stage, and whether they are below ``most_s`` [C]."""
-        # The stages of a pool hold at most what they would as the last ones of the pipeline: [leads, G, K].
-        room = self.room(stages).transpose(2, 0, 1)[:, :, ::-1]
+        room = self.room(stages).transpose(2, 0, 1)
         held = np.concatenate([np.zeros((*room.shape[:2], 1), dtype=np.int64), room], axis=2)
         redone = self.virtual * self.leads[:, None]
         once, again = self.own_s[None, :], self.again_s[None, :]
         pools = np.arange(every.shape[1])
+        ends = np.cumsum(np.take_along_axis(every, order, 1), axis=1)
+        stop = np.empty_like(ends)
+        np.put_along_axis(stop, order, ends, 1)
+        start = stop - every
         longest = int(room.max())
-        # Layers that the last k stages of a pool hold if none works on more than n: [leads, G, n, k].
+        # Layers that stages of a pool at the first k positions hold if none works on more than n: [leads, G, n, k].
         capped = np.cumsum(np.minimum(held[:, :, None, :], np.arange(longest + 1)[None, None, :, None]), axis=3)
 
         def holds(limit_s: FloatArray, rows: IntArray, lead: IntArray) -> BoolArray:
@@ -109,7 +119,9 @@ class Interleaving:
             each = np.where(full, (budget - redone[lead] * again) / once, budget / (once + again))
             each = np.floor(each + 1e-9).clip(0, None)
             enough = ((each >= self.virtual) | (every[rows] == 0)).all(axis=1)
-            capacity = capped[lead[:, None], pools[None, :], np.minimum(each, longest).astype(np.int64), every[rows]]
+            most = np.minimum(each, longest).astype(np.int64)
+            at = (lead[:, None], pools[None, :], most)
+            capacity = capped[(*at, stop[rows])] - capped[(*at, start[rows])]
             return np.asarray(enough & (capacity.sum(axis=1) >= self.layers))
 
         rows, lead = (grid.reshape(-1) for grid in np.indices((len(every), len(self.leads))))
@@ -165,6 +177,23 @@ def chunk_cuts(work: Interleaving, stage_pools: tuple[int, ...], leading: int) -
     cuts = np.concatenate([[0], first + np.cumsum(lengths.T.reshape(-1))])
     cuts[-1] = len(kind)
     return cuts.astype(np.int64)
+
+
+def _orders(used: BoolArray) -> tuple[IntArray, IntArray]:
+    """Rows of ``used`` [C, G], each once for every order of its pools, and these orders, unused pools last."""
+    pools = used.shape[1]
+    rows, orders = [], []
+    for order in permutations(range(pools)):
+        placed = used[:, order]
+        # Unused pools stand last and in rising order, so that no order is given twice.
+        last = ~(~placed[:, :-1] & placed[:, 1:]).any(axis=1) if pools > 1 else np.ones(len(used), dtype=np.bool_)
+        for one in range(pools - 1):
+            if order[one] > order[one + 1]:
+                last &= placed[:, one] | placed[:, one + 1]
+        found = np.nonzero(last)[0]
+        rows.append(found)
+        orders.append(np.broadcast_to(np.array(order), (len(found), pools)))
+    return np.concatenate(rows), np.concatenate(orders)
 
 
 def _spread(counts: IntArray, virtual: int, extra: int) -> IntArray:
