@@ -49,6 +49,10 @@ class Interleaving:
         self.kept = float(priced.cells.activation_bytes[row, kinds].min())
         self.lean = float(priced.cells.activation_bytes[full, kinds].min())
         self.capacity = priced.capacity_bytes[row] - float(priced.cells.transient_bytes[row, kinds].min())
+        layers = np.nonzero(priced.counted > 0)[0]
+        ends = priced.kind[: layers[0]], priced.kind[layers[-1] + 1 :]
+        #: [G, 2] seconds of what stands before the first layer and after the last one.
+        self.ends_s = np.stack([priced.busy_s[row][:, kind].sum(axis=1) for kind in ends], axis=1)
         self.leads = np.arange(MOST_LEADING + 1 if priced.is_block[skeleton] else 1)
 
     def room(self, stages: int) -> IntArray:
@@ -90,47 +94,73 @@ class Interleaving:
             low[rows], possible[rows] = self._loads_s(
                 every[rows], order[rows], int(count), free[rows], limit_s - tail[rows]
             )
-        low = np.where(possible, low, np.inf)
+        low = np.where(possible & (low + tail[:, None] < limit_s), low, np.inf)
         load, leading = low.min(axis=1), self.leads[low.argmin(axis=1)]
-        likely = load * (1.0 + (stages - 1) / (self.m * self.virtual))
+        likely = np.maximum(load, low.min(axis=1)) * (1.0 + (stages - 1) / (self.m * self.virtual))
         below = np.isfinite(load)
         return VirtualCounts(every[below], order[below], (load + tail)[below], (likely + tail)[below], leading[below])
+
+    def _forward_share(self) -> tuple[float, float]:
+        """Least and largest share of the forward in the time of a decoder layer, over kinds and pools."""
+        row, kinds = self.priced.row[self.skeleton], np.unique(self.priced.kind[self.priced.counted > 0])
+        share = 1 - self.priced.backward_s[row][:, kinds] / self.priced.busy_s[row][:, kinds]
+        return float(share.min()), float(share.max())
 
     def _loads_s(
         self, every: IntArray, order: IntArray, stages: int, least_s: FloatArray, most_s: FloatArray
     ) -> tuple[FloatArray, BoolArray]:
-        """Lower bounds [C, leads] of ``M t`` of the longest stage, and whether they are below ``most_s`` [C]."""
-        room = self.room(stages).transpose(2, 0, 1)
-        held = np.concatenate([np.zeros((*room.shape[:2], 1), dtype=np.int64), room], axis=2)
-        redone = self.virtual * self.leads[:, None]
-        once, again = self.own_s[None, :], self.again_s[None, :]
-        pools = np.arange(every.shape[1])
+        """Lower bounds [C, leads] of the passes, and whether they are below ``most_s`` [C].
+
+        A time T is too short where all stages together, none above T / M and its memory, hold too few layers; or where
+        they hold s more than there are and the chain of more than s stages, all full, passes T: of these one stays full.
+        The chain of stage i: it runs at most ``(V - 1) P + 2 (P - 1 - i) + 1`` chunk forwards before its first backward,
+        which waits for the whole forward of the first micro-batch and the last chunk's backward behind i; after its last
+        backward comes that of the first chunk in front. With f and b the forward and backward of a stage, f' and b' of
+        one of its chunks,
+
+            T >= M (f_i + b_i) + sum_j f_j - P f_i + (2 i + 1 - P) f'_i + sum_{j != i} b'_j.
+        """
+        place = np.arange(stages)
         ends = np.cumsum(np.take_along_axis(every, order, 1), axis=1)
-        stop = np.empty_like(ends)
-        np.put_along_axis(stop, order, ends, 1)
-        start = stop - every
-        longest = int(room.max())
-        # Layers that stages of a pool at the first k positions hold if none works on more than n: [leads, G, n, k].
-        capped = np.cumsum(np.minimum(held[:, :, None, :], np.arange(longest + 1)[None, None, :, None]), axis=3)
+        rank = (place[None, :, None] >= ends[:, None, :]).sum(axis=2)
+        pool = np.take_along_axis(order, rank, 1)
+        room = self.room(stages)  # [G, P, leads]
+        lean = 2 * place + 1 - stages
+        few, many = self._forward_share()
+        v, m = self.virtual, self.m
 
         def holds(limit_s: FloatArray, rows: IntArray, lead: IntArray) -> BoolArray:
-            budget = limit_s[:, None] / self.m
-            full = budget >= redone[lead] * (once + again)
-            each = np.where(full, (budget - redone[lead] * again) / once, budget / (once + again))
-            each = np.floor(each + 1e-9).clip(0, None)
-            enough = ((each >= self.virtual) | (every[rows] == 0)).all(axis=1)
-            most = np.minimum(each, longest).astype(np.int64)
-            at = (lead[:, None], pools[None, :], most)
-            capacity = capped[(*at, stop[rows])] - capped[(*at, start[rows])]
-            return np.asarray(enough & (capacity.sum(axis=1) >= self.layers))
+            at = pool[rows]
+            own, again, leads = self.own_s[at], self.again_s[at], self.leads[lead][:, None]
+            more = np.zeros(at.shape)
+            more[:, 0], more[:, -1] = self.ends_s[at[:, 0], 0], self.ends_s[at[:, -1], 1]
+            budget = limit_s[:, None] / m - more
+            each = np.where(
+                budget >= v * leads * (own + again), (budget - v * leads * again) / own, budget / (own + again)
+            )
+            full = np.minimum(np.floor(each + 1e-9).clip(0, None), room[at, place[None, :], lead[:, None]])
+            spare = full.sum(axis=1) - self.layers
+            forward = full * own
+            back = forward + np.minimum(full, v * leads) * again - few * forward
+            short, long = np.floor(full / v), np.ceil(full / v)
+            chunk = short * (1 - many) * own
+            turn = np.where(lean > 0, lean * short * few, lean * long * many) * own
+            # The forward counts as few of the time where it helps and as many where it is taken off.
+            chain = m * (few * forward + back + more) + (few * forward).sum(axis=1, keepdims=True) - stages * many * forward
+            chain = chain + turn + chunk.sum(axis=1, keepdims=True) - chunk
+            chain = np.sort(chain, axis=1)[:, ::-1]
+            left = np.minimum(np.maximum(spare, 0), stages - 1).astype(np.int64)
+            kept = chain[np.arange(len(rows)), left] - spare * (own + again).max(axis=1)
+            free = (spare >= stages) | (kept <= limit_s)
+            return np.asarray((full >= v).all(axis=1) & (spare >= 0) & free)
 
         rows, lead = (grid.reshape(-1) for grid in np.indices((len(every), len(self.leads))))
-        worst = self.m * self.layers * float((self.own_s + self.again_s).max())
+        worst = 4 * m * self.layers * float((self.own_s + self.again_s).max())
         high = np.minimum(np.broadcast_to(most_s[rows], rows.shape), worst)
         possible = holds(high, rows, lead)
         out, keep = np.zeros(len(rows)), np.nonzero(possible)[0]
         low, high = least_s[rows[keep]], high[keep]
-        for _ in range(16 if len(keep) else 0):
+        for _ in range(14 if len(keep) else 0):
             middle = (low + high) / 2
             ok = holds(middle, rows[keep], lead[keep])
             low, high = np.where(ok, low, middle), np.where(ok, middle, high)
@@ -151,8 +181,7 @@ def chunk_cuts(work: Interleaving, stage_pools: tuple[int, ...], leading: int) -
     decoder = np.nonzero(priced.counted > 0)[0]
     first, last = int(decoder[0]), int(decoder[-1])
     layer_s = busy[:, kind[decoder]].mean(axis=1)
-    before = np.array([busy[g, kind[:first]].sum() for g in range(priced.pools)])
-    after = np.array([busy[g, kind[last + 1 :]].sum() for g in range(priced.pools)])
+    before, after = work.ends_s[:, 0], work.ends_s[:, 1]
     place = int(np.searchsorted(work.leads, leading))
     room = [int(work.room(pp)[g, i, place]) for i, g in enumerate(stage_pools)]
     if min(room) < virtual:
