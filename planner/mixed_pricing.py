@@ -39,8 +39,16 @@ class PricedSkeletons:
         self.backward_s = cells.backward_s
         self.busy_s = cells.forward_s + self.backward_s
         self.static_bytes = cells.static_bytes
-        none = np.empty((0, 0, 0, 0))  # the terms apart are not needed again, and there may be very many rows
-        self.cells: CellCosts = replace(cells, forward_terms_s=none, backward_terms_s=none)
+        none = np.empty((0, 0, 0, 0))  # these are not needed again, and there may be very many rows
+        self.cells: CellCosts = replace(
+            cells,
+            forward_terms_s=none,
+            backward_terms_s=none,
+            static_bytes_by=none,
+            weight_gradient_s=none,
+            weight_stash_bytes=none,
+            host_bytes=None,
+        )
         capacity = block_capacity_bytes(self.cells.limit_bytes[None, :], self.cells.fixed_bytes, headroom)
         self.capacity_bytes: FloatArray = capacity
         self._tails: dict[int, FloatArray] = {}

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 
 from meshwright.cost_models.protocol import CellCosts, StageCosts
 from meshwright.cost_models.schedules.base import MAX_REPLAYED
-from meshwright.specs.batch import BoolArray, CandidateBatch, CellKeys, IntArray
+from meshwright.specs.batch import BoolArray, CandidateBatch, CellKeys, FloatArray, IntArray
 
 from .arrangements import Arrangement
 from .mixed_partition import TypeTables, best_split, layouts, tight_bound_s
@@ -31,7 +31,8 @@ from .splits import fewest_recomputed_virtual, neighbouring_cuts
 #: Layouts priced event by event at most: plain ones, interleaved ones, and further ones for the plans beside the best.
 PLAIN_TRIES, VIRTUAL_TRIES, OTHER_TRIES = 96, 96, 24
 #: Skeletons partitioned at most when the request names no limit, and more for the plans beside the best.
-DEFAULT_WORK_LIMIT, OTHER_WORK = 600, 12
+DEFAULT_WORK_LIMIT = {"skeleton": 400, "virtual": 400}
+OTHER_WORK = 12
 #: A partition looks at layouts up to this much above the skeleton's bound first, then further; all at last.
 REACH = (1.05, 1.25, 2.0, np.inf)
 #: Layouts of a skeleton and V that are worth a try.
@@ -65,6 +66,7 @@ class MixedResult:
     plans: list[MixedPlan] = field(default_factory=list)
     bound_s: float = 0.0
     complete: bool = True
+    candidates: int = 0
     partitioned: int = 0
     left: int = 0
     unfit: int = 0
@@ -100,6 +102,32 @@ class _Task:
     tables: TypeTables | None = None
 
 
+class _Waiting:
+    """Skeletons of all groups in rising order of a bound."""
+
+    def __init__(self, found: list[tuple[FloatArray, int]]):
+        nothing = np.empty(0)
+        bounds = np.concatenate([nothing, *(bound for bound, _ in found)])
+        owners = np.repeat([owner for _, owner in found], [len(bound) for bound, _ in found]).astype(np.int64)
+        rows = np.concatenate([nothing, *(np.arange(len(bound)) for bound, _ in found)]).astype(np.int64)
+        order = np.argsort(bounds, kind="stable")
+        self._bounds, self._owners, self._rows = bounds[order], owners[order], rows[order]
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    @property
+    def bound_s(self) -> float:
+        """The bound of the next one, inf if none is left."""
+        return float(self._bounds[self.position]) if self.position < len(self._bounds) else np.inf
+
+    def take(self) -> tuple[int, int]:
+        """Group and row of the next one."""
+        self.position += 1
+        return int(self._owners[self.position - 1]), int(self._rows[self.position - 1])
+
+
 class MixedSearch:
     """One request's search over several pools, with legality given by ``legal`` (a mask of candidates)."""
 
@@ -122,7 +150,7 @@ class MixedSearch:
         self.tries: list[tuple[float, int, float, Interleaving, int, tuple[int, ...], tuple[int, ...], int]] = []
         self.by_key: dict[tuple[int, ...], float] = {}
         self.open_s = np.inf  # the least bound of interleaved layouts, which are never settled
-        self.serial = 0
+        self.serial, self.tried = 0, 0
 
     def _virtual_stages(self) -> tuple[int, ...]:
         pinned, cap = self.request.fixed("vpp"), self.request.cap("vpp")
@@ -140,70 +168,84 @@ class MixedSearch:
         return places[self.request.top - 1] if len(places) >= self.request.top else np.inf
 
     def run(self) -> MixedResult:
-        """Search the space."""
+        """Search the space: plain pipelines first, then interleaved ones against the best of those."""
         self._price()
-        result, limit = self.result, self.request.work_limit or DEFAULT_WORK_LIMIT
-        plain, others, extra = 0, 0, 0
-        while self.queue:
-            bound, _, task = self.queue[0]
-            done = bound >= self.best_s
-            if bound >= self.last_s or self.late():
-                break
-            if done and (others >= OTHER_TRIES or extra >= OTHER_WORK):
-                break
-            if not done and result.partitioned >= limit:
-                result.complete = False
-                break
-            heappop(self.queue)
-            if task.kind == "layout":
-                if not done and plain >= PLAIN_TRIES:
-                    heappush(self.queue, (bound, -1, task))
-                    break
-                plain, others = (plain, others + 1) if done else (plain + 1, others)
-            elif task.kind in ("partition", "interleave"):
-                result.partitioned += 1
-                extra += done
-            getattr(self, f"_{task.kind}")(bound, task)
-        self._try_virtual(final=True)
-        result.left = len(self.queue)
-        left = min((bound for bound, _, _ in self.queue), default=np.inf)
+        result = self.result
+        left = min(self._explore("skeleton"), self._explore("virtual"))
+        self._try_virtual()
         self._improve()
+        result.left = len(self.queue) + sum(len(waiting) - waiting.position for waiting in self.waiting.values())
         result.bound_s = min(left, self.open_s, self.best_s)
         if self.late():
             result.complete = False
         return result
+
+    def _explore(self, kind: str) -> float:
+        """Go on with the skeletons of a kind until none of them can win a place; the least bound of what is left."""
+        result, limit = self.result, self.request.work_limit or DEFAULT_WORK_LIMIT[kind]
+        waiting = self.waiting[kind]
+        self.queue = []
+        plain, others, work, extra = 0, 0, 0, 0
+        while not self.late():
+            if waiting.bound_s <= (self.queue[0][0] if self.queue else np.inf):
+                bound, task = waiting.bound_s, None
+            else:
+                bound, task = self.queue[0][0], self.queue[0][2]
+            done = bound >= self.best_s
+            if bound >= self.last_s or not np.isfinite(bound):
+                break
+            if done and (others >= OTHER_TRIES or extra >= OTHER_WORK or kind == "virtual"):
+                break
+            if not done and work >= limit:
+                result.complete = False
+                break
+            if task is None:
+                owner, skeleton = waiting.take()
+                getattr(self, f"_{kind}")(bound, _Task(kind, owner, skeleton))
+                continue
+            if task.kind == "layout":
+                if not done and plain >= PLAIN_TRIES:
+                    break
+                plain, others = (plain, others + 1) if done else (plain + 1, others)
+            elif task.kind in ("partition", "interleave"):
+                work, extra = work + 1, extra + done
+                result.partitioned += 1
+            heappop(self.queue)
+            getattr(self, f"_{task.kind}")(bound, task)
+        return min(waiting.bound_s, min((bound for bound, _, _ in self.queue), default=np.inf))
 
     def _push(self, bound: float, task: _Task) -> None:
         self.serial += 1
         heappush(self.queue, (float(bound), self.serial, task))
 
     def _price(self) -> None:
+        bounds: dict[str, list[tuple[FloatArray, int]]] = {"skeleton": [], "virtual": []}
         for several in (False, True):
             if (several and self.largest == 1) or (not several and self.fewest > 1):
                 continue
             for part in skeletons(self.request, self.eligible, several):
                 if self.late():
                     self.open_s = 0.0  # skeletons that were not looked at may be anything
-                    return
+                    break
+                self.result.candidates += len(part.batch)
                 mask = self.legal(part.batch)
-                if mask.any():
-                    self._bound(Skeletons(part.stage_ranks, part.batch.take(mask), part.most[mask], part.step), several)
-        heapify(self.queue)
-
-    def _bound(self, part: Skeletons, several: bool) -> None:
-        request = self.request
-        group = PricedSkeletons(
-            self.costs, part, request.target, request.memory_headroom, self.largest, len(request.cluster.pools)
-        )
-        owner = len(self.groups)
-        self.groups.append(group)
-        kinds = [("skeleton", group.least_step_s())] if 1 in self.virtual else []
-        if several and self.virtual[-1:] > (1,):
-            kinds.append(("virtual", group.least_interleaved_s()))
-        for kind, bounds in kinds:
-            for i, bound in enumerate(bounds.tolist()):
-                self.serial += 1
-                self.queue.append((bound, self.serial, _Task(kind, owner, i)))
+                if not mask.any():
+                    continue
+                part = Skeletons(part.stage_ranks, part.batch.take(mask), part.most[mask], part.step)
+                group = PricedSkeletons(
+                    self.costs,
+                    part,
+                    self.request.target,
+                    self.request.memory_headroom,
+                    self.largest,
+                    len(self.request.cluster.pools),
+                )
+                if 1 in self.virtual:
+                    bounds["skeleton"].append((group.least_step_s(), len(self.groups)))
+                if several and self.virtual[-1:] > (1,):
+                    bounds["virtual"].append((group.least_interleaved_s(), len(self.groups)))
+                self.groups.append(group)
+        self.waiting = {kind: _Waiting(found) for kind, found in bounds.items()}
 
     def _skeleton(self, bound: float, task: _Task) -> None:
         """Find the layers that a plain skeleton must recompute."""
@@ -228,7 +270,7 @@ class MixedSearch:
         items = []
         for part in layouts(tables, most, limit, allowed, group.skeletons.step):
             for counts, value in zip(part.counts.tolist(), part.value_s.tolist(), strict=True):
-                if value < limit and value >= task.position * 0.0:
+                if value < limit:
                     items.append((value, part.order, tuple(counts)))
         items = sorted(item for item in items if item[0] >= (bound if task.reach else 0.0))
         if items:
@@ -306,18 +348,16 @@ class MixedSearch:
                     )
         self._try_virtual()
 
-    def _try_virtual(self, final: bool = False) -> None:
+    def _try_virtual(self) -> None:
         """Price interleaved layouts in the order in which they promise to be quick."""
-        tried = getattr(self, "_tried", 0)
-        budget = VIRTUAL_TRIES if final else VIRTUAL_TRIES // 2
-        while self.tries and tried < budget and not self.late():
+        while self.tries and self.tried < VIRTUAL_TRIES and not self.late():
             likely, _, least, work, owner, order, counts, leading = self.tries[0]
             if likely >= 1.02 * self.best_s:
                 break
             heappop(self.tries)
             if least >= self.best_s:
                 continue
-            tried += 1
+            self.tried += 1
             cuts = chunk_cuts(work, tuple(g for g, k in zip(order, counts, strict=True) for _ in range(k)), leading)
             if cuts is None:
                 continue
@@ -327,7 +367,6 @@ class MixedSearch:
             one = np.array([0])
             more = fewest_recomputed_virtual(priced, one, cuts[None]) if priced.is_block[0] else np.array([0])
             self._found(priced, cuts, int(more[0]), least)
-        self._tried = tried
 
     def _candidate(
         self, owner: int, skeleton: int, order: tuple[int, ...], counts: tuple[int, ...], virtual: int
