@@ -35,14 +35,17 @@ class Interleaving:
     """Interleaved pipelines of one skeleton with V virtual stages whose stages each hold chunks of near-equal length.
 
     A stage of n layers has chunks of floor(n / V) and ceil(n / V) layers. It works ``M t`` for a step, and memory holds
-    what the schedule has in flight at its position. Layers of several kinds count as the leanest and quickest of them.
+    what the schedule has in flight at its position. Of several kinds of layer the commonest alone counts where the
+    others stand in front of it (``rare``: the stages that may hold those get no limit of memory or balance), else all
+    count as the leanest and quickest of them.
     """
 
     def __init__(self, priced: PricedSkeletons, skeleton: int, virtual: int):
         self.priced, self.skeleton, self.virtual = priced, skeleton, virtual
-        self.m, self.layers = int(priced.batch.num_microbatches[skeleton]), int(priced.counted.sum())
+        self.m, self.all_layers = int(priced.batch.num_microbatches[skeleton]), int(priced.counted.sum())
         row, full = priced.row[skeleton], priced.full_row[skeleton]
-        kinds = np.unique(priced.kind[priced.counted > 0])
+        kinds, self.rare = common_kinds(priced.kind[priced.counted > 0])
+        self.kinds, self.layers = kinds, self.all_layers - self.rare
         self.own_s = priced.busy_s[row][:, kinds].min(axis=1)
         self.again_s = np.maximum((priced.busy_s[full] - priced.busy_s[row])[:, kinds].min(axis=1), 0.0)
         self.static = float(priced.static_bytes[row, kinds].min())
@@ -74,7 +77,7 @@ class Interleaving:
         bound is below ``limit_s``."""
         every = np.argwhere(allowed)
         stages = every.sum(axis=1)
-        fits = (stages > 1) & (stages * self.virtual <= self.layers)
+        fits = (stages > 1) & (stages * self.virtual <= self.all_layers)
         fits &= (self.m >= stages) & (self.m % np.maximum(stages, 1) == 0)
         every, stages = every[fits], stages[fits]
         if not len(every):
@@ -102,7 +105,7 @@ class Interleaving:
 
     def _forward_share(self) -> tuple[float, float]:
         """Least and largest share of the forward in the time of a decoder layer, over kinds and pools."""
-        row, kinds = self.priced.row[self.skeleton], np.unique(self.priced.kind[self.priced.counted > 0])
+        row, kinds = self.priced.row[self.skeleton], self.kinds
         share = 1 - self.priced.backward_s[row][:, kinds] / self.priced.busy_s[row][:, kinds]
         return float(share.min()), float(share.max())
 
@@ -125,6 +128,8 @@ class Interleaving:
         rank = (place[None, :, None] >= ends[:, None, :]).sum(axis=2)
         pool = np.take_along_axis(order, rank, 1)
         room = self.room(stages)  # [G, P, leads]
+        room[:, : self.rare] = self.layers
+        regular = place >= self.rare
         lean = 2 * place + 1 - stages
         few, many = self._forward_share()
         v, m = self.virtual, self.m
@@ -142,7 +147,7 @@ class Interleaving:
             spare = full.sum(axis=1) - self.layers
             forward = full * own
             back = forward + np.minimum(full, v * leads) * again - few * forward
-            short, long = np.floor(full / v), np.ceil(full / v)
+            short, long = np.floor(full / v) * regular, np.where(regular, np.ceil(full / v), full)
             chunk = short * (1 - many) * own
             turn = np.where(lean > 0, lean * short * few, lean * long * many) * own
             # The forward counts as few of the time where it helps and as many where it is taken off.
@@ -152,7 +157,7 @@ class Interleaving:
             left = np.minimum(np.maximum(spare, 0), stages - 1).astype(np.int64)
             kept = chain[np.arange(len(rows)), left] - spare * (own + again).max(axis=1)
             free = (spare >= stages) | (kept <= limit_s)
-            return np.asarray((full >= v).all(axis=1) & (spare >= 0) & free)
+            return np.asarray(((full >= v) | ~regular).all(axis=1) & (spare >= 0) & free)
 
         rows, lead = (grid.reshape(-1) for grid in np.indices((len(every), len(self.leads))))
         worst = 4 * m * self.layers * float((self.own_s + self.again_s).max())
@@ -206,6 +211,16 @@ def chunk_cuts(work: Interleaving, stage_pools: tuple[int, ...], leading: int) -
     cuts = np.concatenate([[0], first + np.cumsum(lengths.T.reshape(-1))])
     cuts[-1] = len(kind)
     return cuts.astype(np.int64)
+
+
+def common_kinds(kinds: IntArray) -> tuple[IntArray, int]:
+    """The kinds of decoder layer that count in a bound, and how many layers in front are of other kinds."""
+    found, counts = np.unique(kinds, return_counts=True)
+    common = found[counts.argmax()]
+    rare = int((kinds != common).sum())
+    if rare and (kinds[:rare] != common).all():
+        return np.array([common]), rare
+    return found, 0
 
 
 def _orders(used: BoolArray) -> tuple[IntArray, IntArray]:
