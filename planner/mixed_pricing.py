@@ -273,9 +273,12 @@ class PricedSkeletons:
                 again = float(self.busy_s[full, pool, kind]) - own
                 if np.isfinite(limit_s):
                     budget = limit_s / m
-                    timed = np.floor(np.where(
-                        budget >= leading * (own + again), (budget - leading * again) / own, budget / (own + again)
-                    ) + 1e-9)
+                    timed = np.floor(
+                        np.where(
+                            budget >= leading * (own + again), (budget - leading * again) / own, budget / (own + again)
+                        )
+                        + 1e-9
+                    )
                     fit = np.minimum(fit, timed)
                 held += float(fit.sum())
             room = min(room, held / count)

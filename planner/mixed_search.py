@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from itertools import combinations
+from math import comb
 
 import numpy as np
 
@@ -37,6 +39,8 @@ OTHER_WORK = 12
 REACH = (1.05, 1.25, 2.0, np.inf)
 #: Layouts of a skeleton and V that are worth a try.
 LIKELY_KEPT = 8
+#: Plain layouts with at most this many splits are settled by pricing them all.
+LISTED_SPLITS = 300
 #: Quickest plans whose split is improved block by block, and passes of blocks replayed for each at most.
 IMPROVED, IMPROVEMENT_PASSES = 4, 400_000
 
@@ -289,10 +293,13 @@ class MixedSearch:
             self._push(task.items[task.position + 1][0], replace(task, position=task.position + 1))
         assert task.tables is not None
         stages = tuple(g for g, count in zip(order, counts, strict=True) for _ in range(count))
+        priced = self._candidate(task.owner, task.skeleton, order, counts, 1)
+        if comb(int(priced.counted.sum()) - 1, len(stages) - 1) <= LISTED_SPLITS:
+            self._list(priced, task.leading, value)
+            return
         cuts, reached = best_split(task.tables, stages)
         if not np.isfinite(reached):
             return
-        priced = self._candidate(task.owner, task.skeleton, order, counts, 1)
         found = self._found(priced, cuts, task.leading, value)
         if found is not None and value < self.best_s * 1.02:
             found = improved(found, IMPROVEMENT_PASSES)
@@ -301,6 +308,21 @@ class MixedSearch:
             tight = max(value, tight_bound_s(task.tables, stages, self.best_s))
             if tight < self.best_s:
                 self._push(tight, _Task("settled", task.owner, task.skeleton))
+
+    def _list(self, priced: PricedBatch, leading: int, bound: float) -> None:
+        """Price every split of a plain layout that has few."""
+        layers = np.nonzero(priced.counted > 0)[0]
+        inner = [
+            [0, *(int(layers[i]) for i in cut), len(priced.counted)]
+            for cut in combinations(range(1, len(layers)), priced.arrangement.pp - 1)
+        ]
+        every = np.array(inner, dtype=np.int64)
+        index = np.zeros(len(every), dtype=np.int64)
+        every = every[priced.fits(index, every, np.full(len(every), leading))]
+        if len(every):
+            steps = priced.step_s(0, every, leading)
+            best = int(steps.argmin())
+            self._enter(MixedPlan(priced, every[best], leading, float(steps[best]), bound))
 
     def _settled(self, bound: float, task: _Task) -> None:
         """A layout that was tried but not proven: its bound stays."""

@@ -45,7 +45,11 @@ def stage_sizes(request: PlanRequest, eligible: tuple[int, ...]) -> list[int]:
     spans = {span for g in eligible for span in divisors(inner_span(request.cluster, g))}
     largest = max(pool.num_gpus for pool in pools)
     sizes = {
-        tp * cp * dp for tp in spans for cp in range(1, longest + 1) for dp in divisors(batch) if tp * cp * dp <= largest
+        tp * cp * dp
+        for tp in spans
+        for cp in range(1, longest + 1)
+        for dp in divisors(batch)
+        if tp * cp * dp <= largest
     }
     return sorted(
         size
@@ -54,7 +58,9 @@ def stage_sizes(request: PlanRequest, eligible: tuple[int, ...]) -> list[int]:
     )
 
 
-def skeletons(request: PlanRequest, eligible: tuple[int, ...], several: bool, lean: bool = False) -> Iterator[Skeletons]:
+def skeletons(
+    request: PlanRequest, eligible: tuple[int, ...], several: bool, lean: bool = False
+) -> Iterator[Skeletons]:
     """All plain skeletons, stage size by stage size; of one stage or of ``several``. Rules are not applied."""
     cluster = request.cluster
     plain = _without(request, "pp", "vpp")

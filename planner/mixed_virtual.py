@@ -151,7 +151,9 @@ class Interleaving:
             chunk = short * (1 - many) * own
             turn = np.where(lean > 0, lean * short * few, lean * long * many) * own
             # The forward counts as few of the time where it helps and as many where it is taken off.
-            chain = m * (few * forward + back + more) + (few * forward).sum(axis=1, keepdims=True) - stages * many * forward
+            chain = (
+                m * (few * forward + back + more) + (few * forward).sum(axis=1, keepdims=True) - stages * many * forward
+            )
             chain = chain + turn + chunk.sum(axis=1, keepdims=True) - chunk
             chain = np.sort(chain, axis=1)[:, ::-1]
             left = np.minimum(np.maximum(spare, 0), stages - 1).astype(np.int64)
