@@ -216,73 +216,75 @@ class PricedSkeletons:
 
         Of every kind of decoder layer alone, each stage of every pool as near the end as its pool allows holds what fits.
         """
-        most = int(self.counted.sum())
-        if self._room(skeleton, most if self.is_block[skeleton] else 0, np.inf) < 1:
+        most = int(self.counted.sum()) if self.is_block[skeleton] else 0
+        if not self._enough(self._held(skeleton, most)):
             return None
-        if not self.is_block[skeleton] or self._room(skeleton, 0, np.inf) >= 1:
+        if not most or self._enough(self._held(skeleton, 0)):
             return 0
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._room(skeleton, middle, np.inf) >= 1 else (middle, high)
+            low, high = (low, middle) if self._enough(self._held(skeleton, middle)) else (middle, high)
         return high
 
     def least_loaded_s(self, skeleton: int, leading: int, least_s: float, most_s: float) -> float:
         """Lower bound of M times the longest stage: whole layers, memory by position, all stages that there are.
 
-        At least ``least_s``; ``most_s`` or less where it is above that.
+        At least ``least_s``; ``most_s`` where it is above that.
         """
-        if not np.isfinite(most_s):
-            most_s = float(self._layer_s(skeleton, leading).max()) * 2 * self.counted.sum()
-            most_s *= self.batch.num_microbatches[skeleton]
-        if self._room(skeleton, leading, most_s) < 1:
+        held = self._held(skeleton, leading)
+        kinds, _ = self._kinds
+        m = int(self.batch.num_microbatches[skeleton])
+        own = self.busy_s[self.row[skeleton]][:, kinds].T * m
+        again = self.busy_s[self.full_row[skeleton]][:, kinds].T * m - own
+
+        def enough(limit_s: float) -> bool:
+            redone = limit_s >= leading * (own + again)
+            timed = np.where(redone, (limit_s - leading * again) / own, limit_s / (own + again))
+            return self._enough(np.minimum(held, np.floor(timed + 1e-9)[:, :, None]))
+
+        most_s = min(most_s, float((own + again).max()) * 2 * self.counted.sum())
+        if not enough(most_s):
             return most_s
         low, high = least_s, most_s
         while high - low > 2e-3 * low + 1e-12:
             middle = (low + high) / 2
-            low, high = (low, middle) if self._room(skeleton, leading, middle) >= 1 else (middle, high)
+            low, high = (low, middle) if enough(middle) else (middle, high)
         return low
+
+    @cached_property
+    def _kinds(self) -> tuple[IntArray, IntArray]:
+        """Kinds of decoder layer and how many layers are of each."""
+        kinds, counts = np.unique(self.kind[self.counted > 0], return_counts=True)
+        return kinds, counts
+
+    def _enough(self, held: FloatArray) -> bool:
+        """Whether stages that hold so many layers [K, G, Q] of every kind alone hold all of that kind."""
+        return bool((held.sum(axis=(1, 2)) >= self._kinds[1]).all())
+
+    def _held(self, skeleton: int, leading: int) -> FloatArray:
+        """[K, G, Q] layers of each kind alone that memory allows in the stage of each pool that is Q-th from the end,
+        ``leading`` of them recomputed; 0 where the pool gives no such stage."""
+        row, full = self.row[skeleton], self.full_row[skeleton]
+        kinds, most = self._kinds[0], self.most[skeleton]
+        stage = np.arange(1, int(most.max()) + 1)
+        q = np.minimum(stage, int(self.batch.num_microbatches[skeleton]))
+        static = self.static_bytes[row, kinds][:, None, None]
+        kept = self.cells.activation_bytes[row, kinds][:, None, None] * q
+        lean = self.cells.activation_bytes[full, kinds][:, None, None] * q
+        capacity = np.maximum(self.capacity_bytes[row], 0.0)[None, :, None]
+        mixed = np.floor((capacity + leading * (kept - lean)) / np.maximum(static + kept, 1.0))
+        redone = np.floor(capacity / np.maximum(static + lean, 1.0))
+        fit = np.where(mixed >= leading, mixed, np.minimum(redone, leading))
+        out: FloatArray = np.where(stage[None, None, :] <= most[None, :, None], fit, 0.0)
+        return out
 
     def longest(self, skeleton: int, limit_s: float) -> int:
         """Decoder layers that a stage can hold at most without working longer than ``limit_s``."""
-        each = float(self._layer_s(skeleton, 0).min()) * int(self.batch.num_microbatches[skeleton])
+        each = float(self.busy_s[self.row[skeleton]][:, self._kinds[0]].min())
+        each *= int(self.batch.num_microbatches[skeleton])
         layers = int(self.counted.sum())
         return layers if not np.isfinite(limit_s) else min(layers, int(limit_s / each))
-
-    def _layer_s(self, skeleton: int, leading: int) -> FloatArray:
-        """[G, K] seconds of each kind of decoder layer."""
-        kinds = np.unique(self.kind[self.counted > 0])
-        return self.busy_s[self.row[skeleton]][:, kinds]
-
-    def _room(self, skeleton: int, leading: int, limit_s: float) -> float:
-        """Least over kinds of decoder layer: layers that all stages hold within memory and ``limit_s``, over layers."""
-        row, full = self.row[skeleton], self.full_row[skeleton]
-        m = int(self.batch.num_microbatches[skeleton])
-        kinds, counts = np.unique(self.kind[self.counted > 0], return_counts=True)
-        room = np.inf
-        for kind, count in zip(kinds, counts, strict=True):
-            static, kept = self.static_bytes[row, kind], self.cells.activation_bytes[row, kind]
-            lean, held = self.cells.activation_bytes[full, kind], 0.0
-            for pool, stages in enumerate(self.most[skeleton]):
-                q = np.minimum(np.arange(1, stages + 1), m)
-                capacity = max(float(self.capacity_bytes[row, pool]), 0.0)
-                mixed = np.floor((capacity + leading * q * (kept - lean)) / np.maximum(static + q * kept, 1.0))
-                lean_only = np.floor(capacity / np.maximum(static + q * lean, 1.0))
-                fit = np.where(mixed >= leading, mixed, np.minimum(lean_only, leading))
-                own = float(self.busy_s[row, pool, kind])
-                again = float(self.busy_s[full, pool, kind]) - own
-                if np.isfinite(limit_s):
-                    budget = limit_s / m
-                    timed = np.floor(
-                        np.where(
-                            budget >= leading * (own + again), (budget - leading * again) / own, budget / (own + again)
-                        )
-                        + 1e-9
-                    )
-                    fit = np.minimum(fit, timed)
-                held += float(fit.sum())
-            room = min(room, held / count)
-        return room
 
     def tables(self, skeleton: int, leading: int) -> TypeTables:
         """What the partition of a skeleton depends on, with ``leading`` layers of a stage recomputed."""
