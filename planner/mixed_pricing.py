@@ -103,6 +103,23 @@ class PricedSkeletons:
         out: FloatArray = tail.grad_reduce_s + own + self._shared_s
         return out
 
+    def after_s(self, skeleton: int, layers: IntArray, hidden_s: float) -> FloatArray:
+        """[n, G] as :attr:`least_after_s` for first stages of ``layers`` [n] layers whose last backward takes no longer
+        than ``hidden_s``."""
+        row, kinds = int(self.row[skeleton]), self._kinds[0]
+        before = self.kind[: int(np.nonzero(self.counted)[0][0])]
+        shape = (len(layers), self.pools)
+
+        def held(params: FloatArray) -> FloatArray:
+            each = params[row, before].sum() + params[row, kinds].min() * layers
+            return np.broadcast_to(each[:, None], shape)
+
+        at, pool = np.full(shape, row), np.broadcast_to(np.arange(self.pools)[None, :], shape)
+        dense, expert = held(self.cells.dense_params), held(self.cells.expert_params)
+        tail = self.costs.tail(self.cells, at, pool, dense, expert, np.full(shape, hidden_s))
+        out: FloatArray = tail.grad_reduce_s + tail.optimizer_s + self._shared_s[row]
+        return out
+
     def _least_after(self) -> FloatArray:
         """[N] the least of it over the pools that a skeleton may use."""
         out: FloatArray = np.where(self.most > 0, self.least_after_s[self.row], np.inf).min(axis=1)

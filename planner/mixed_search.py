@@ -343,11 +343,15 @@ class MixedSearch:
         group = self.groups[task.owner]
         most = tuple(int(count) for count in group.most[task.skeleton])
         allowed = allowed_counts(most, group.skeletons.step, max(2, self.fewest), self.largest)
-        for virtual in self.virtual:
-            if virtual == 1:
-                continue
+        after: FloatArray | None = None
+        several = np.array([virtual for virtual in self.virtual if virtual > 1], dtype=np.int64)
+        for place, virtual in enumerate(several.tolist()):
             work = Interleaving(group, task.skeleton, virtual)
             found = work.counts(allowed, self.best_s)
+            if len(found.least_s) and np.isfinite(self.best_s):
+                if after is None:
+                    after = group.after_s(task.skeleton, several, self.best_s / work.m)
+                found = found.followed_by(after[place])
             possible = found.least_s < self.best_s
             if not possible.any():
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import permutations
 
@@ -22,13 +22,22 @@ MOST_LEADING = 8
 class VirtualCounts:
     """Numbers of stages of each pool [C, G] for one skeleton and V virtual stages, and an order of pools [C, G] (unused
     ones last), with a lower bound [C] of the step over every split, the step [C] that a balanced split should take, and
-    the recomputed layers of a chunk [C] that it needs."""
+    the recomputed layers of a chunk [C] that it needs. ``tail_s`` [C] of the bound follows the last backward."""
 
     counts: IntArray
     order: IntArray
     least_s: FloatArray
     likely_s: FloatArray
     leading: IntArray
+    tail_s: FloatArray
+
+    def followed_by(self, after_s: FloatArray) -> VirtualCounts:
+        """The same where at least ``after_s`` [G] follows the last backward of a first stage on a pool."""
+        least = np.where(self.counts > 0, after_s, np.inf).min(axis=1, initial=np.inf)
+        more = np.maximum(least - self.tail_s, 0.0)
+        return replace(
+            self, least_s=self.least_s + more, likely_s=self.likely_s + more, tail_s=self.tail_s + more
+        )
 
 
 class Interleaving:
@@ -81,7 +90,7 @@ class Interleaving:
         fits &= (self.m >= stages) & (self.m % np.maximum(stages, 1) == 0)
         every, stages = every[fits], stages[fits]
         if not len(every):
-            return VirtualCounts(every, every, np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
+            return VirtualCounts(every, every, np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), np.empty(0))
         free = np.zeros(len(every))
         for rates in self.priced.rates_of(self.skeleton):
             free = np.maximum(free, self.m / (every * rates[None, :]).sum(axis=1))
@@ -101,7 +110,7 @@ class Interleaving:
         load, leading = low.min(axis=1), self.leads[low.argmin(axis=1)]
         likely = np.maximum(load, low.min(axis=1)) * (1.0 + (stages - 1) / (self.m * self.virtual))
         below = np.isfinite(load)
-        return VirtualCounts(every[below], order[below], (load + tail)[below], (likely + tail)[below], leading[below])
+        return VirtualCounts(every[below], order[below], (load + tail)[below], (likely + tail)[below], leading[below], tail[below])
 
     def _forward_share(self) -> tuple[float, float]:
         """Least and largest share of the forward in the time of a decoder layer, over kinds and pools."""
@@ -115,7 +124,7 @@ class Interleaving:
         """Lower bounds [C, leads] of the passes, and whether they are below ``most_s`` [C].
 
         A time T is too short where all stages together, none above T / M and its memory, hold too few layers; or where
-        they hold s more than there are and the chain of more than s stages, all full, passes T: of these one stays full.
+        they hold s more than there are, and more than s must be taken from full stages until no chain passes T.
         The chain of stage i: it runs at most ``(V - 1) P + 2 (P - 1 - i) + 1`` chunk forwards before its first backward,
         which waits for the whole forward of the first micro-batch and the last chunk's backward behind i; after its last
         backward comes that of the first chunk in front. With f and b the forward and backward of a stage, f' and b' of
@@ -155,11 +164,10 @@ class Interleaving:
                 m * (few * forward + back + more) + (few * forward).sum(axis=1, keepdims=True) - stages * many * forward
             )
             chain = chain + turn + chunk.sum(axis=1, keepdims=True) - chunk
-            chain = np.sort(chain, axis=1)[:, ::-1]
-            left = np.minimum(np.maximum(spare, 0), stages - 1).astype(np.int64)
-            kept = chain[np.arange(len(rows)), left] - spare * (own + again).max(axis=1)
-            free = (spare >= stages) | (kept <= limit_s)
-            return np.asarray(((full >= v) | ~regular).all(axis=1) & (spare >= 0) & free)
+            # A layer less shortens a stage's own chain by M times its own time at most, any other by its time.
+            over = chain - (spare * (own + again).max(axis=1) + limit_s)[:, None]
+            taken = np.ceil(over / (m * (own + again)) - 1e-9).clip(0, None).sum(axis=1)
+            return np.asarray(((full >= v) | ~regular).all(axis=1) & (spare >= 0) & (taken <= spare))
 
         rows, lead = (grid.reshape(-1) for grid in np.indices((len(every), len(self.leads))))
         worst = 4 * m * self.layers * float((self.own_s + self.again_s).max())
