@@ -2,8 +2,8 @@
 
 A skeleton (degrees, GPUs of a stage, M micro-batches, recomputation) is laid over G pools. Stages of a pool are
 neighbours; pools come in any order; of a pool any number of stages up to a limit may be used, none among them. The
-programme grows pipelines from their last stage, where ``q`` stages from here to the end hold ``min(q, M)`` micro-batches,
-and gives for every order of pools and every number of stages of each the least value over all layer splits of a lower
+programme grows pipelines from their last stage, where a stage with ``q`` stages from it to the end holds ``min(q, M)``
+micro-batches, and gives for every order of pools and every number of stages of each the least value over all layer splits of a lower
 bound of 1F1B's step:
 
     T >= R_0 + H,   R_i = sum_{j >= i} t_j,   t_j the busy seconds of stage j for a micro-batch and its sends,
@@ -32,9 +32,9 @@ _INF = np.inf
 class TypeTables:
     """Costs of one skeleton on G pools; block axis I. Bytes are a rank's, seconds a micro-batch's.
 
-    ``busy_s`` [G, I] forward and backward, of which ``backward_s`` [G, I]; ``static_bytes``, ``activation_bytes`` (of one
-    micro-batch) and ``transient_bytes`` [I]; ``capacity_bytes`` [G] what blocks may fill. A send to the next stage holds
-    its stage ``inside_s`` [G] in the pool and ``across_s`` [G, G] from one pool to another.
+    ``busy_s`` [G, I] forward and backward, of which ``backward_s`` [G, I]; ``static_bytes``, ``activation_bytes`` (of a
+    micro-batch) and ``transient_bytes`` [I]; ``capacity_bytes`` [G] what blocks may fill. A send to the next stage
+    holds its stage ``inside_s`` [G] in the pool and ``across_s`` [G, G] from one pool to another.
     ``closing_s`` [G, S + 1, I + 1] what a first stage of blocks 0..b-1 of s stages adds after the last backward.
     ``counted`` [I] marks blocks of which every stage needs at least one (decoder layers). The first ``leading`` of them
     in a stage are recomputed, which adds ``extra_busy_s`` [G, I], ``extra_activation_bytes`` [I] (negative) and runs
@@ -144,7 +144,7 @@ def _grown(
     limit_s: float,
     first: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """(value, rest) with one stage more in front, [C, I + 1]; with ``first`` [C, I + 1] closing seconds, only from block 0.
+    """(value, rest) [C, I + 1] with one stage more in front; with ``first`` [C, I + 1] closing seconds, from block 0 only.
 
     The stage sends for ``ahead_s`` to the next one and for ``back_s`` to the one before it."""
     size = behind.value_s.shape[1] - 1
@@ -196,8 +196,8 @@ def layouts(
         unused = [g for g in range(count) if g != pool and g not in behind.order]
         # Rows from which something allowed can still be reached with this pool in front.
         fewer = allowed[tuple(slice(1, None) if g == pool else slice(None) for g in range(count))]
-        possible = fewer.any(axis=(pool, *unused))
-        keep = possible[tuple(_by_pool(behind))] if behind.order else np.array([bool(possible)])
+        possible = np.asarray(fewer.any(axis=(pool, *unused)))
+        keep = np.atleast_1d(np.asarray(possible[tuple(_by_pool(behind))]))
         if not keep.any():
             continue
         tails = behind.take(keep)
@@ -234,9 +234,7 @@ def layouts(
             tails = _Tails(behind.order, tails.counts, tails.stages + 1, value, rest)
         if done:
             yield Layouts(order, np.concatenate([c for c, _ in done]), np.concatenate([v for _, v in done]))
-        for g in unused:
-            if closed[g]:
-                todo.append((_joined(closed[g]), g))
+        todo += [(_joined(closed[g]), g) for g in unused if closed[g]]
 
 
 def _by_pool(tails: _Tails) -> list[IntArray]:
@@ -309,8 +307,8 @@ MOST_LABELS = 64
 def tight_bound_s(tables: TypeTables, stage_pools: tuple[int, ...], limit_s: float) -> float:
     """The least of the two chains over all splits of one pipeline, ``limit_s`` where all pass it.
 
-    As :func:`best_split`, with all pairs (R, R + H) of the rest that no other pair beats in both, so that both are those
-    of one split.
+    As :func:`best_split`, with all pairs (R, R + H) of the rest that no other pair beats in both, so that both are of
+    one split.
     """
     count, size, m = len(stage_pools), len(tables.counted), tables.micro_batches
     spans = {g: spans_of(tables, g, limit_s) for g in set(stage_pools)}
@@ -340,7 +338,7 @@ def tight_bound_s(tables: TypeTables, stage_pools: tuple[int, ...], limit_s: flo
 
 
 def _undominated(labels: FloatArray, limit_s: float) -> FloatArray:
-    """Pairs [2, n] below the limit of which none is beaten in both, rising in the first; merged where there are many."""
+    """Pairs [2, n] below the limit of which none is beaten in both, rising in the first; merged where they are many."""
     labels = labels[:, labels[1] < limit_s]
     labels = labels[:, np.lexsort((labels[1], labels[0]))]
     best = np.minimum.accumulate(labels[1])

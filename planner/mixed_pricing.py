@@ -67,10 +67,11 @@ class PricedSkeletons:
             [self.costs.shared_embedding_s(self.cells, rows, first, last, 2) for last in range(self.pools)]
             for first in range(self.pools)
         ]
-        return np.array(every).min(axis=1).T
+        out: FloatArray = np.array(every).min(axis=1).T
+        return out
 
     def least_tail_s(self, stages: IntArray, row: IntArray) -> FloatArray:
-        """[n] optimizer and parameter gather of the mean of ``stages`` [n] stages on the fastest pool, for cell rows [n]."""
+        """[n] optimizer and gather of the mean of ``stages`` [n] stages on the fastest pool, for cell rows [n]."""
         dense = self.cells.dense_params[row][:, self.kind].sum(axis=1) / stages
         expert = self.cells.expert_params[row][:, self.kind].sum(axis=1) / stages
         shape = (len(row), self.pools)
@@ -95,8 +96,9 @@ class PricedSkeletons:
         shape = (len(self.cells.keys), self.pools)
         row, pool = np.arange(shape[0])[:, None], np.arange(self.pools)[None, :]
         dense, expert = held(self.cells.dense_params)[:, None], held(self.cells.expert_params)[:, None]
-        parts = (np.broadcast_to(part, shape) for part in (row, pool, dense, expert))
-        tail = self.costs.tail(self.cells, *parts, np.full(shape, np.inf))
+        at, pool = np.broadcast_to(row, shape), np.broadcast_to(pool, shape)
+        dense, expert = np.broadcast_to(dense, shape), np.broadcast_to(expert, shape)
+        tail = self.costs.tail(self.cells, at, pool, dense, expert, np.full(shape, np.inf))
         rows = np.arange(shape[0])
         mean = self.least_tail_s(np.full(len(rows), self.max_stages), rows)
         own = np.maximum(tail.optimizer_s + tail.param_gather_s, mean[:, None])
@@ -231,7 +233,7 @@ class PricedSkeletons:
     def fewest_recomputed(self, skeleton: int) -> int | None:
         """Layers that every stage must recompute at least for some layout to fit; None where none does.
 
-        Of every kind of decoder layer alone, each stage of every pool as near the end as its pool allows holds what fits.
+        Of every kind of decoder layer alone, each stage of a pool, as near the end as the pool allows, holds what fits.
         """
         most = int(self.counted.sum()) if self.is_block[skeleton] else 0
         if not self._enough(self._held(skeleton, most)):

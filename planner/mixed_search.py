@@ -142,8 +142,10 @@ class MixedSearch:
         eligible: tuple[int, ...],
         legal: Callable[[CandidateBatch], BoolArray],
         late: Callable[[], bool] = lambda: False,
+        progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ):
-        self.request, self.costs, self.eligible, self.legal, self.late = request, _Kept(costs), eligible, legal, late
+        self.request, self.costs, self.eligible, self.legal = request, _Kept(costs), eligible, legal
+        self.late, self.progress = late, progress
         pinned, cap = request.fixed("pp"), request.cap("pp")
         layers = request.model.num_layers
         self.fewest, self.largest = pinned or 1, min(pinned or cap or layers, layers)
@@ -214,6 +216,7 @@ class MixedSearch:
             elif task.kind in ("partition", "interleave"):
                 work, extra = work + 1, extra + done
                 result.partitioned += 1
+                self.progress("partition" if kind == "skeleton" else "interleave", work, limit)
             heappop(self.queue)
             getattr(self, f"_{task.kind}")(bound, task)
         return min(waiting.bound_s, min((bound for bound, _, _ in self.queue), default=np.inf))
@@ -228,6 +231,7 @@ class MixedSearch:
             if (several and self.largest == 1) or (not several and self.fewest > 1):
                 continue
             for part in skeletons(self.request, self.eligible, several):
+                self.progress("price", len(self.groups), len(self.groups) + 1)
                 if self.late():
                     self.open_s = 0.0  # skeletons that were not looked at may be anything
                     break
@@ -291,13 +295,13 @@ class MixedSearch:
         value, order, counts = task.items[task.position]
         if task.position + 1 < len(task.items):
             self._push(task.items[task.position + 1][0], replace(task, position=task.position + 1))
-        assert task.tables is not None
+        tables = task.tables or self.groups[task.owner].tables(task.skeleton, task.leading)
         stages = tuple(g for g, count in zip(order, counts, strict=True) for _ in range(count))
         priced = self._candidate(task.owner, task.skeleton, order, counts, 1)
         if comb(int(priced.counted.sum()) - 1, len(stages) - 1) <= LISTED_SPLITS:
             self._list(priced, task.leading, value)
             return
-        cuts, reached = best_split(task.tables, stages)
+        cuts, reached = best_split(tables, stages)
         if not np.isfinite(reached):
             return
         found = self._found(priced, cuts, task.leading, value)
@@ -305,7 +309,7 @@ class MixedSearch:
             found = improved(found, IMPROVEMENT_PASSES)
             self._enter(found)
         if value < self.best_s:
-            tight = max(value, tight_bound_s(task.tables, stages, self.best_s))
+            tight = max(value, tight_bound_s(tables, stages, self.best_s))
             if tight < self.best_s:
                 self._push(tight, _Task("settled", task.owner, task.skeleton))
 

@@ -13,7 +13,34 @@ from meshwright.specs.cluster import ClusterSpec
 
 from .arrangements import Arrangement
 from .request import PlanRequest
-from .space import MIN_TOKENS_PER_CP_RANK, candidates, divisors
+from .space import (
+    MAX_MICRO_BATCH_SIZE,
+    MIN_TOKENS_PER_CP_RANK,
+    SPACE,
+    VIRTUAL_STAGES,
+    candidates,
+    divisors,
+)
+
+#: What the space over several pools holds beside or instead of what :data:`~.space.SPACE` says.
+SPACE_OVER_POOLS = (
+    "any number of stages of any pool, pools left out or in any order along the pipeline, a pool's stages together",
+    "the GPUs of a stage in one pool, on whole nodes or inside one; a pool gives whole nodes",
+    "tp a divisor of the innermost network level, cp, ep, etp, dp any that the target's rules allow",
+    f"cp with at least {MIN_TOKENS_PER_CP_RANK} tokens a rank",
+    f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
+    f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
+    "contiguous layer splits with at least one decoder layer a stage; with virtual stages those whose chunks of a "
+    "stage differ by at most a layer (the best plans are then improved layer by layer, beyond this space)",
+    "the target's recompute modes; full recompute of any number of first layers of a chunk",
+    "the target's sharding levels, full sharding without pipeline stages only",
+)
+
+
+def space_words(request: PlanRequest) -> tuple[str, ...]:
+    """The declared space of a request, for ``bound.space``."""
+    able = [pool for pool in request.cluster.pools if request.cluster.gpu_of(pool).supports(request.workload.precision)]
+    return SPACE_OVER_POOLS if len(able) > 1 else SPACE
 
 
 @dataclass(frozen=True)
@@ -100,7 +127,7 @@ def allowed_counts(most: tuple[int, ...], step: tuple[int, ...], fewest: int, la
     """[most_0 + 1, ..., most_{G-1} + 1] numbers of stages of each pool whose sum is in a range, in whole nodes."""
     grids = np.meshgrid(*(np.arange(count + 1) for count in most), indexing="ij")
     total = sum(grids)
-    out: BoolArray = (total >= fewest) & (total <= largest)
+    out: BoolArray = np.asarray((total >= fewest) & (total <= largest))
     for grid, every in zip(grids, step, strict=True):
         out &= grid % every == 0
     return out

@@ -13,7 +13,6 @@ from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 from .live import in_flight
 from .mixed_pricing import PricedSkeletons
 
-
 #: Recomputed layers of a chunk told apart; beyond it a chunk counts as recomputed in full for its memory.
 MOST_LEADING = 8
 
@@ -35,9 +34,7 @@ class VirtualCounts:
         """The same where at least ``after_s`` [G] follows the last backward of a first stage on a pool."""
         least = np.where(self.counts > 0, after_s, np.inf).min(axis=1, initial=np.inf)
         more = np.maximum(least - self.tail_s, 0.0)
-        return replace(
-            self, least_s=self.least_s + more, likely_s=self.likely_s + more, tail_s=self.tail_s + more
-        )
+        return replace(self, least_s=self.least_s + more, likely_s=self.likely_s + more, tail_s=self.tail_s + more)
 
 
 class Interleaving:
@@ -82,8 +79,8 @@ class Interleaving:
         return out
 
     def counts(self, allowed: BoolArray, limit_s: float = np.inf) -> VirtualCounts:
-        """All allowed numbers of stages that the schedule takes (whole groups of P micro-batches, a layer a chunk) whose
-        bound is below ``limit_s``."""
+        """All allowed numbers of stages that the schedule takes (whole groups of P micro-batches, a layer a chunk) and
+        whose bound is below ``limit_s``."""
         every = np.argwhere(allowed)
         stages = every.sum(axis=1)
         fits = (stages > 1) & (stages * self.virtual <= self.all_layers)
@@ -110,7 +107,9 @@ class Interleaving:
         load, leading = low.min(axis=1), self.leads[low.argmin(axis=1)]
         likely = np.maximum(load, low.min(axis=1)) * (1.0 + (stages - 1) / (self.m * self.virtual))
         below = np.isfinite(load)
-        return VirtualCounts(every[below], order[below], (load + tail)[below], (likely + tail)[below], leading[below], tail[below])
+        return VirtualCounts(
+            every[below], order[below], (load + tail)[below], (likely + tail)[below], leading[below], tail[below]
+        )
 
     def _forward_share(self) -> tuple[float, float]:
         """Least and largest share of the forward in the time of a decoder layer, over kinds and pools."""
@@ -123,12 +122,12 @@ class Interleaving:
     ) -> tuple[FloatArray, BoolArray]:
         """Lower bounds [C, leads] of the passes, and whether they are below ``most_s`` [C].
 
-        A time T is too short where all stages together, none above T / M and its memory, hold too few layers; or where
-        they hold s more than there are, and more than s must be taken from full stages until no chain passes T.
-        The chain of stage i: it runs at most ``(V - 1) P + 2 (P - 1 - i) + 1`` chunk forwards before its first backward,
-        which waits for the whole forward of the first micro-batch and the last chunk's backward behind i; after its last
-        backward comes that of the first chunk in front. With f and b the forward and backward of a stage, f' and b' of
-        one of its chunks,
+        A time T is too short where all stages together, none above T / M and its memory, hold too few layers; or
+        where they hold s more than there are, and more than s must be taken from full stages until no chain passes T.
+        The chain of stage i: it runs at most ``(V - 1) P + 2 (P - 1 - i) + 1`` chunk forwards before its first
+        backward, which waits for the whole forward of the first micro-batch and the last chunk's backward behind i;
+        after its last backward comes that of the first chunk in front. With f and b the forward and backward of a
+        stage, f' and b' of one of its chunks,
 
             T >= M (f_i + b_i) + sum_j f_j - P f_i + (2 i + 1 - P) f'_i + sum_{j != i} b'_j.
         """
@@ -194,7 +193,7 @@ def chunk_cuts(work: Interleaving, stage_pools: tuple[int, ...], leading: int) -
     pp, kind = len(stage_pools), priced.kind
     busy = priced.busy_s[int(priced.row[work.skeleton])]
     decoder = np.nonzero(priced.counted > 0)[0]
-    first, last = int(decoder[0]), int(decoder[-1])
+    first = int(decoder[0])
     layer_s = busy[:, kind[decoder]].mean(axis=1)
     before, after = work.ends_s[:, 0], work.ends_s[:, 1]
     place = int(np.searchsorted(work.leads, leading))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -92,4 +94,4 @@ def test_the_slow_link_is_crossed_once():
     assert ends < min(value[0, 1, 2], value[2, 1, 0])
     for plan in found.plans[:3]:
         pools = plan.batch.arrangement.pools
-        assert sum(1 in pair for pair in zip(pools, pools[1:], strict=False)) <= 1
+        assert sum(1 in pair for pair in pairwise(pools)) <= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def step_s(tables, pools, cuts):
     for i, (g, (_, _, static, kept, peak)) in enumerate(zip(pools, stages, strict=True)):
         if static + min(p - i, m) * kept + peak > tables.capacity_bytes[g]:
             return np.inf
-    sends = [tables.inside_s[g] if g == h else tables.across_s[g, h] for g, h in zip(pools, pools[1:], strict=False)]
+    sends = [tables.inside_s[g] if g == h else tables.across_s[g, h] for g, h in pairwise(pools)]
     forward, backward = (np.array([[s[k] for s in stages]]) for k in (0, 1))
     end = finish_times_s(forward, backward, np.array([sends]).reshape(1, p - 1), m)
     return float(end.max()) + tables.closing_s[pools[0], p, cuts[1]]
@@ -121,9 +121,9 @@ def test_equal_stages_are_exact():
     one = np.ones((1, 6))
     tables = TypeTables(
         busy_s=3 * one, backward_s=2 * one, static_bytes=one[0], activation_bytes=one[0], transient_bytes=0 * one[0],
-        capacity_bytes=np.array([100.0]), inside_s=np.zeros(1), across_s=np.zeros((1, 1)), closing_s=np.zeros((1, 4, 7)),
-        micro_batches=5, counted=one[0], leading=0, extra_busy_s=one, extra_activation_bytes=-one[0],
-        extra_transient_bytes=0 * one[0],
+        capacity_bytes=np.array([100.0]), inside_s=np.zeros(1), across_s=np.zeros((1, 1)),
+        closing_s=np.zeros((1, 4, 7)), micro_batches=5, counted=one[0], leading=0,
+        extra_busy_s=one, extra_activation_bytes=-one[0], extra_transient_bytes=0 * one[0],
     )  # fmt: skip
     cuts, bound = best_split(tables, (0, 0, 0))
     assert cuts.tolist() == [0, 2, 4, 6]

@@ -49,7 +49,7 @@ def near_even(lengths, stages):
 
 
 def every_split(layers, stages, virtual):
-    """Cuts of [embedding, layers, head]; with virtual stages those whose chunks of a stage differ by a layer at most."""
+    """Cuts of [embedding, layers, head]; with virtual stages those whose chunks of a stage differ by one at most."""
     for inner in combinations(range(2, layers + 1), stages * virtual - 1):
         lengths = np.diff([1, *inner, layers + 1])
         if virtual == 1 or near_even(lengths, stages):
