@@ -3,8 +3,8 @@
 A skeleton (degrees, GPUs of a stage, M micro-batches, recomputation) is laid over G pools. Stages of a pool are
 neighbours; pools come in any order; of a pool any number of stages up to a limit may be used, none among them. The
 programme grows pipelines from their last stage, where a stage with ``q`` stages from it to the end holds ``min(q, M)``
-micro-batches, and gives for every order of pools and every number of stages of each the least value over all layer splits of a lower
-bound of 1F1B's step:
+micro-batches, and gives for every order of pools and every number of stages of each the least value over all layer
+splits of a lower bound of 1F1B's step:
 
     T >= R_0 + H,   R_i = sum_{j >= i} t_j,   t_j the busy seconds of stage j for a micro-batch and its sends,
     H  = max_i max( (M - q_i) t_i + R_{i+1}   for q_i < M,
@@ -144,7 +144,7 @@ def _grown(
     limit_s: float,
     first: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """(value, rest) [C, I + 1] with one stage more in front; with ``first`` [C, I + 1] closing seconds, from block 0 only.
+    """(value, rest) [C, I + 1] with one stage more in front; with ``first`` [C, I + 1] closing seconds, from block 0.
 
     The stage sends for ``ahead_s`` to the next one and for ``back_s`` to the one before it."""
     size = behind.value_s.shape[1] - 1
@@ -197,7 +197,7 @@ def layouts(
         # Rows from which something allowed can still be reached with this pool in front.
         fewer = allowed[tuple(slice(1, None) if g == pool else slice(None) for g in range(count))]
         possible = np.asarray(fewer.any(axis=(pool, *unused)))
-        keep = np.atleast_1d(np.asarray(possible[tuple(_by_pool(behind))]))
+        keep: BoolArray = np.atleast_1d(np.asarray(possible[tuple(_by_pool(behind))], dtype=np.bool_))
         if not keep.any():
             continue
         tails = behind.take(keep)

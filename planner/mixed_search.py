@@ -39,6 +39,8 @@ OTHER_WORK = 12
 REACH = (1.05, 1.25, 2.0, np.inf)
 #: Layouts of a skeleton and V that are worth a try.
 LIKELY_KEPT = 8
+#: Skeletons of a space that is looked through until the plans beside the best are settled as well.
+SMALL_SPACE = 500
 #: Plain layouts with at most this many splits are settled by pricing them all.
 LISTED_SPLITS = 300
 #: Quickest plans whose split is improved block by block, and passes of blocks replayed for each at most.
@@ -156,7 +158,7 @@ class MixedSearch:
         self.tries: list[tuple[float, int, float, Interleaving, int, tuple[int, ...], tuple[int, ...], int]] = []
         self.by_key: dict[tuple[int, ...], float] = {}
         self.open_s = np.inf  # the least bound of interleaved layouts, which are never settled
-        self.serial, self.tried = 0, 0
+        self.serial, self.tried, self.small = 0, 0, False
 
     def _virtual_stages(self) -> tuple[int, ...]:
         pinned, cap = self.request.fixed("vpp"), self.request.cap("vpp")
@@ -172,6 +174,11 @@ class MixedSearch:
         """The step time of the last of the best sets of degrees that the request wants to see."""
         places = sorted(self.by_key.values())
         return places[self.request.top - 1] if len(places) >= self.request.top else np.inf
+
+    @property
+    def to_beat_s(self) -> float:
+        """What an interleaved layout must stay below to be worth a look."""
+        return self.last_s if self.small else self.best_s
 
     def run(self) -> MixedResult:
         """Search the space: plain pipelines first, then interleaved ones against the best of those."""
@@ -200,7 +207,7 @@ class MixedSearch:
             done = bound >= self.best_s
             if bound >= self.last_s or not np.isfinite(bound):
                 break
-            if done and (others >= OTHER_TRIES or extra >= OTHER_WORK or kind == "virtual"):
+            if done and not self.small and (others >= OTHER_TRIES or extra >= OTHER_WORK or kind == "virtual"):
                 break
             if not done and work >= limit:
                 result.complete = False
@@ -254,6 +261,7 @@ class MixedSearch:
                     bounds["virtual"].append((group.least_interleaved_s(), len(self.groups)))
                 self.groups.append(group)
         self.waiting = {kind: _Waiting(found) for kind, found in bounds.items()}
+        self.small = sum(len(waiting) for waiting in self.waiting.values()) <= SMALL_SPACE
 
     def _skeleton(self, bound: float, task: _Task) -> None:
         """Find the layers that a plain skeleton must recompute."""
@@ -351,12 +359,13 @@ class MixedSearch:
         several = np.array([virtual for virtual in self.virtual if virtual > 1], dtype=np.int64)
         for place, virtual in enumerate(several.tolist()):
             work = Interleaving(group, task.skeleton, virtual)
-            found = work.counts(allowed, self.best_s)
-            if len(found.least_s) and np.isfinite(self.best_s):
+            to_beat = self.to_beat_s
+            found = work.counts(allowed, to_beat)
+            if len(found.least_s) and np.isfinite(to_beat):
                 if after is None:
-                    after = group.after_s(task.skeleton, several, self.best_s / work.m)
+                    after = group.after_s(task.skeleton, several, to_beat / work.m)
                 found = found.followed_by(after[place])
-            possible = found.least_s < self.best_s
+            possible = found.least_s < to_beat
             if not possible.any():
                 continue
             self.open_s = min(self.open_s, float(found.least_s[possible].min()))
@@ -382,10 +391,10 @@ class MixedSearch:
         """Price interleaved layouts in the order in which they promise to be quick."""
         while self.tries and self.tried < VIRTUAL_TRIES and not self.late():
             likely, _, least, work, owner, order, counts, leading = self.tries[0]
-            if likely >= 1.02 * self.best_s:
+            if likely >= 1.02 * self.to_beat_s:
                 break
             heappop(self.tries)
-            if least >= self.best_s:
+            if least >= self.to_beat_s:
                 continue
             self.tried += 1
             cuts = chunk_cuts(work, tuple(g for g, k in zip(order, counts, strict=True) for _ in range(k)), leading)
