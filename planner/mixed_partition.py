@@ -205,7 +205,7 @@ def layouts(
         closed: dict[int, list[_Tails]] = {g: [] for g in unused}
         done: list[tuple[IntArray, FloatArray]] = []
         for k in range(1, most[pool] + 1):
-            alive = np.isfinite(tails.value_s).any(axis=1)
+            alive: BoolArray = np.asarray(np.isfinite(tails.value_s).any(axis=1), dtype=np.bool_)
             if not alive.any():
                 break
             tails = tails.take(alive)
