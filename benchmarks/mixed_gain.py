@@ -3,9 +3,9 @@
     python -m benchmarks.mixed_gain            # every case, as a table of docs/mixed.md
     python -m benchmarks.mixed_gain llama-3.1-70b
 
-A case is planned in a process of its own (CPU seconds and peak memory include the start). *Even split*: the best plan of
-the search under the same skeletons with equal decoder layers in every stage, priced by the same events, that fits. *One
-type*: the best plan on any one pool alone. Gains are the other's step time over ours, minus one.
+A case is planned in a process of its own (CPU seconds and peak memory include the start). *Even split*: the best over
+the skeletons and layouts that the search simulated, with equal decoder layers in every chunk, priced by the same events, that
+fits. *Single type*: the best plan on any one pool alone. Gains are the other's step time over ours, minus one.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import link_constants, pair_bandwidth
+from meshwright.cost_models.multipliers import Multipliers
 from meshwright.planner.mixed_partition import layouts
 from meshwright.planner.mixed_search import MixedSearch
 from meshwright.specs.batch import CellKeys
@@ -63,7 +64,8 @@ def test_a_transfer_takes_the_network_of_its_pair():
     """Volume over the pair's bandwidth, latency and start, by hand."""
     cluster = apart()
     asked = request(small_model(), cluster)
-    costs = CostModel(asked.model, cluster, asked.workload, asked.target)
+    plain = (Multipliers(),) * 3
+    costs = CostModel(asked.model, cluster, asked.workload, asked.target, multipliers=plain)
     one = {name: np.array([1]) for name in ("tp", "cp", "ep", "etp", "stage_ranks", "micro_batch_size")}
     cells = costs.cells(CellKeys(**one, recompute=np.array([0]), sharding=np.array([0]), one_stage=np.array([0])))
     row, zero = np.array([0]), np.array([0])
