@@ -4,7 +4,7 @@
     python -m benchmarks.mixed_gain llama-3.1-70b
 
 A case is planned in a process of its own (CPU seconds and peak memory include the start). *Even split*: the best over
-the skeletons and layouts that the search simulated, with equal decoder layers in every chunk, priced by the same events, that
+the skeletons and layouts that the search simulated, with equal decoder layers in every chunk, by the same events, that
 fits. *Single type*: the best plan on any one pool alone. Gains are the other's step time over ours, minus one.
 """
 
