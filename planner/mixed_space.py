@@ -105,7 +105,8 @@ def skeletons(
         if not len(batch):
             continue
         span = np.array([inner_span(cluster, g) for g in range(len(cluster.pools))])
-        most = np.where(span[None, :] % batch.tp[:, None] == 0, room[None, :], 0)
+        inside = (span[None, :] % batch.tp[:, None] == 0) & (span[None, :] % batch.etp[:, None] == 0)
+        most = np.where(inside, room[None, :], 0)
         step = tuple(max(1, pool.gpus_per_node // size) for pool in cluster.pools)
         enough = most.sum(axis=1) >= (2 if several else 1)
         if enough.any():
