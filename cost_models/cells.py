@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -224,16 +225,20 @@ class CostModel:
             if inside.any():
                 seconds = self.multipliers[g].pp_comm * p2p_s(pool.levels, volume, distance, first, senders)
                 out = np.where(inside, seconds, out)
-        between = self.cluster.inter_pool
-        if between is not None and (source != sink).any():
+        if (source != sink).any():
             per_node = np.array([pool.gpus_per_node for pool in self.pools])
             outer = np.array([sending_bandwidth(p.levels[-1], p.gpus_per_node, senders) for p in self.pools])
             own = np.minimum(*(np.take_along_axis(outer, end[None], 0)[0] for end in (source, sink)))
             sharers = np.minimum(per_node[source], per_node[sink])
-            bandwidth = np.minimum(own, sending_bandwidth(between, sharers, senders))
-            seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
             factor = np.array([by.pp_comm for by in self.multipliers])
-            out = np.where(source != sink, np.maximum(factor[source], factor[sink]) * seconds, out)
+            for g, h in combinations(range(len(self.pools)), 2):
+                joined = ((source == g) & (sink == h)) | ((source == h) & (sink == g))
+                between = self.cluster.between(g, h)
+                if between is None or not joined.any():
+                    continue
+                bandwidth = np.minimum(own, sending_bandwidth(between, sharers, senders))
+                seconds = link_constants(between)["start_s"] + between.latency_s + volume / bandwidth
+                out = np.where(joined, np.maximum(factor[source], factor[sink]) * seconds, out)
         return out
 
 

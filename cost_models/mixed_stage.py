@@ -16,10 +16,12 @@ from .stage_sums import pool_members
 
 
 def joint_pools(cluster: ClusterSpec) -> tuple[Pool, ...]:
-    """The pools with what lies beyond a node replaced by the network between pools, no faster than a pool's own."""
-    between = cluster.inter_pool
-    if between is None:
+    """The pools with what lies beyond a node replaced by the network between pools, no faster than a pool's own; where
+    pairs of pools have their own, by the slowest."""
+    every = [*(link.level for link in cluster.links), *((cluster.inter_pool,) if cluster.inter_pool else ())]
+    if not every:
         return cluster.pools
+    between = min(every, key=lambda level: level.bandwidth_bytes_per_s / level.oversubscription)
     out = []
     for pool in cluster.pools:
         inside = tuple(level for level in pool.levels if level.span <= pool.gpus_per_node and level.span > 1)

@@ -93,7 +93,16 @@ class Search:
         self.open: list[tuple[SplitBounds, Test]] = []
 
     def run(self, first_fit: bool = False) -> SearchResult:
-        """Search the whole space; with ``first_fit`` only what needs least memory, up to the first that fits."""
+        """Search the whole space; with ``first_fit`` only what needs least memory, up to the first that fits.
+
+        Several pools are searched by :mod:`.over_pools`; the first that fits uses them whole.
+        """
+        eligible = self._eligible()
+        if len(eligible) > 1 and not first_fit:
+            from .over_pools import search_over_pools
+
+            search_over_pools(self, eligible)
+            return self.result
         self._price(lean=first_fit)
         self._explore(first_fit)
         return self.result
@@ -272,6 +281,14 @@ class Search:
             nothing = np.empty(0, dtype=np.int64)
             return _Pending(np.empty(0), np.empty(0), nothing, nothing, nothing)
         return _Pending(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._late()
+
+    def price_whole_pools(self) -> None:
+        """Price the candidates that use pools whole."""
+        self._price()
 
     def _late(self) -> bool:
         deadline = self.request.deadline_s

@@ -13,9 +13,9 @@ from .errors import DeadlineExceeded
 from .explain import describe, explain, seconds
 from .explore import Progress, Search
 from .finalists import Finalist, SearchResult
+from .mixed_space import space_words
 from .no_fit import infeasible, smallest_fitting, undecided
 from .request import PlanRequest
-from .space import SPACE
 
 #: A plan within this share of the proven bound is optimal: nearer than that, two times differ by rounding alone.
 OPTIMAL_GAP = 1e-9
@@ -61,7 +61,7 @@ def plan(
         inputs=inputs_of(request),
         plan=chosen,
         estimate=figures,
-        bound=Bound(step_time_s=bound_s, gap=gap, space=SPACE),
+        bound=Bound(step_time_s=bound_s, gap=gap, space=space_words(request)),
         alternatives=tuple(alternatives),
         explanation=(
             Explanation(kind="choice", message=describe(chosen), data={}),

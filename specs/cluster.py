@@ -95,9 +95,17 @@ class Pool(Document):
         return self
 
 
+class PoolLink(Document):
+    """The network between two pools where it differs from ``inter_pool``, by the pools' names."""
+
+    between: tuple[str, str]
+    level: NetworkLevel
+
+
 class ClusterSpec(Document):
     """Pools, the GPU types they use (in full, so that the document stands alone), and the fabric between pools.
 
+    ``inter_pool`` joins every two pools for which ``links`` does not say otherwise (islands joined by a WAN).
     ``assumptions`` names what was filled in from the reference node of a type.
     """
 
@@ -105,6 +113,7 @@ class ClusterSpec(Document):
     gpus: dict[str, GpuType]
     pools: tuple[Pool, ...] = Field(min_length=1)
     inter_pool: NetworkLevel | None = None
+    links: tuple[PoolLink, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -115,8 +124,16 @@ class ClusterSpec(Document):
         for pool in self.pools:
             if pool.gpu not in self.gpus:
                 raise ValueError(f"pool {pool.name} uses GPU type {pool.gpu}, which gpus does not define")
-        if len(self.pools) > 1 and self.inter_pool is None:
-            raise ValueError("inter_pool is required when there is more than one pool")
+        pairs = [frozenset(link.between) for link in self.links]
+        for link, pair in zip(self.links, pairs, strict=True):
+            if not pair <= set(names):
+                raise ValueError(f"links: {', '.join(sorted(pair - set(names)))} is no pool; there are {names}")
+            if len(pair) < 2:
+                raise ValueError(f"links: a link joins two pools, got {list(link.between)}")
+        if len(set(pairs)) < len(pairs):
+            raise ValueError("links: two pools have more than one link")
+        if self.inter_pool is None and len(pairs) < len(names) * (len(names) - 1) // 2:
+            raise ValueError("inter_pool is required when there is more than one pool, or a link for every two pools")
         if self.num_gpus > MAX_GPUS:
             raise ValueError(f"the cluster has {self.num_gpus} GPUs; at most {MAX_GPUS} are planned for")
         return self
@@ -131,6 +148,13 @@ class ClusterSpec(Document):
             if pool.name == name:
                 return pool
         raise KeyError(name)
+
+    def between(self, one: int, other: int) -> NetworkLevel | None:
+        """The network between two pools, by index; None within a pool."""
+        if one == other:
+            return None
+        ends = {self.pools[one].name, self.pools[other].name}
+        return next((link.level for link in self.links if set(link.between) == ends), self.inter_pool)
 
     def gpu_of(self, pool: Pool) -> GpuType:
         return self.gpus[pool.gpu]

@@ -18,6 +18,8 @@
           - {name: leaf, kind: roce, bandwidth: 200 Gbit/s, latency: 5 us, span: 16}
           - {name: spine, link: roce-200, span: all, oversubscription: 4}
     inter_pool: {link: ethernet-100}       # default: the slower pool's fabric
+    links:                                 # pairs of pools that another network joins
+      - {between: [H100-SXM, A100-80GB], kind: wan, bandwidth: 1 Gbit/s, latency: 10 ms}
     gpus:                          # own types, or changes to a catalog type
       H100-SXM: {usable_memory: 78 GiB}
       MyGPU: {base: A100-SXM-80GB, memory_bandwidth: 1.8 TB/s, peak_flops: {bf16: 300 TFLOP/s}}
@@ -79,12 +81,17 @@ def cluster_from_form(data: Any) -> ClusterSpec:
     pools = [pool for pool, _, _ in built]
     total = sum(pool.num_gpus for pool in pools)
     inter_pool = _inter_pool(form.inter_pool, built, total, notes)
+    links = [
+        {"between": link.between, "level": _level(link, total, "-".join(link.between), f"/links/{index}")}
+        for index, link in enumerate(form.links)
+    ]
     return ClusterSpec.parse(
         {
             "name": form.name,
             "gpus": {kind.gpu.name: kind.gpu for _, kind, _ in built},
             "pools": pools,
             "inter_pool": inter_pool,
+            "links": links,
             "assumptions": tuple(dict.fromkeys(notes)),
         }
     )

@@ -54,6 +54,12 @@ class JoinForm(LinkForm):
     in_network_reduction: bool = False
 
 
+class PoolLinkForm(JoinForm):
+    """The network between two pools, by name."""
+
+    between: tuple[Name, Name]
+
+
 class LevelForm(JoinForm):
     """One level of a pool's network; ``span`` in GPUs; ``all`` (None) joins the whole pool."""
 
@@ -82,4 +88,5 @@ class ClusterForm(Document):
     name: Name = "cluster"
     pools: tuple[PoolForm, ...] = Field(min_length=1, max_length=MAX_POOLS)
     inter_pool: JoinForm | None = None
+    links: tuple[PoolLinkForm, ...] = ()
     gpus: dict[Name, GpuForm] = Field(default_factory=dict)

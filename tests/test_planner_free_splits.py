@@ -23,7 +23,6 @@ from .planner_cases import workload
 #: Random spaces; ``MESHWRIGHT_SPACES`` asks for more.
 SPACES = int(os.environ.get("MESHWRIGHT_SPACES", "24"))
 CLUSTERS = ("1x2xA100-SXM-80GB", "1x4xH100-SXM", "1x3xA100-SXM-80GB", "2x2xH100-SXM")
-MIXED = ("1x1xA100-SXM-80GB+1x2xV100-SXM2-32GB", "1x2xH100-SXM+1x1xA100-SXM-80GB")
 
 
 def random_request(seed: int) -> PlanRequest:
@@ -62,13 +61,10 @@ def random_request(seed: int) -> PlanRequest:
             max_position_embeddings=65536,
         )
     )
-    mixed = seed % 6 == 5
     return PlanRequest(
         model=model,
-        cluster=load_cluster(str(rng.choice(MIXED if mixed else CLUSTERS))),
-        workload=workload(
-            int(rng.choice([4, 6])), int(rng.choice([1024, 4096])), precision="fp16" if mixed else "bf16"
-        ),
+        cluster=load_cluster(str(rng.choice(CLUSTERS))),
+        workload=workload(int(rng.choice([4, 6])), int(rng.choice([1024, 4096])), precision="bf16"),
         target=load_target("megatron@0.19"),
         memory_headroom=float(rng.choice([0.05, 0.9, 0.95, 0.97, 0.98])),
         fix={"sharding": "zero1", "cp": 1},
