@@ -15,6 +15,7 @@ from .arrangements import Arrangement
 from .request import PlanRequest
 from .space import (
     MAX_MICRO_BATCH_SIZE,
+    MAX_MICRO_BATCH_TOKENS,
     MIN_TOKENS_PER_CP_RANK,
     SPACE,
     VIRTUAL_STAGES,
@@ -28,7 +29,7 @@ SPACE_OVER_POOLS = (
     "the GPUs of a stage in one pool, on whole nodes or inside one; a pool gives whole nodes",
     "tp a divisor of the innermost network level, cp, ep, etp, dp any that the target's rules allow",
     f"cp with at least {MIN_TOKENS_PER_CP_RANK} tokens a rank",
-    f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
+    f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences or {MAX_MICRO_BATCH_TOKENS} tokens",
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
     "contiguous layer splits with at least one decoder layer a stage; with virtual stages those whose chunks of a "
     "stage differ by at most a layer (the best plans are then improved layer by layer, beyond this space)",

@@ -18,10 +18,11 @@ from .request import PlanRequest
 
 #: Context parallelism keeps at least this many tokens on a rank; below it the ring's messages are all latency.
 MIN_TOKENS_PER_CP_RANK = 1024
-#: Largest micro-batch tried, in sequences. Beyond it activations grow and GEMMs no longer get faster.
-MAX_MICRO_BATCH_SIZE = 16
+#: Largest micro-batch tried, in sequences, and in tokens where sequences are short. Beyond it activations grow and
+#: GEMMs no longer get faster.
+MAX_MICRO_BATCH_SIZE, MAX_MICRO_BATCH_TOKENS = 16, 32_768
 #: Virtual stages tried per rank.
-VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
 #: Sharding levels that gather parameters for every pass.
 FULLY_SHARDED = ("zero3", "fsdp")
@@ -31,7 +32,7 @@ SPACE = (
     "every pool used whole or left out, the GPUs of a stage in one pool, pools in any order along the pipeline",
     "tp a divisor of the innermost network level, cp, ep, etp, dp any that the target's rules allow",
     f"cp with at least {MIN_TOKENS_PER_CP_RANK} tokens a rank",
-    f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences",
+    f"micro-batches of up to {MAX_MICRO_BATCH_SIZE} sequences or {MAX_MICRO_BATCH_TOKENS} tokens",
     f"virtual stages {', '.join(map(str, VIRTUAL_STAGES))}",
     "contiguous layer splits with at least one decoder layer a chunk, with and without virtual stages",
     "the target's recompute modes; full recompute of any number of first layers of a chunk",
@@ -154,7 +155,8 @@ def candidates(request: PlanRequest, arrangement: Arrangement, lean: bool = Fals
                 continue
             sizes = divisors(batch // dp)
             if request.fixed("micro_batch_size") is None:
-                sizes = tuple(size for size in sizes if size <= MAX_MICRO_BATCH_SIZE)
+                most = max(MAX_MICRO_BATCH_SIZE, MAX_MICRO_BATCH_TOKENS // seq)
+                sizes = tuple(size for size in sizes if size <= most)
             sizes = tuple(_allowed(request, "micro_batch_size", sizes))[: 1 if lean else None]
             for ep, etp in _expert_grids(request, ranks, tp, span):
                 if etp > 1 and etp != tp and not expert_tensor:
