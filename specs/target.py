@@ -29,7 +29,7 @@ Switch = Literal[
 #: What a request may allow: switches, and what a search leaves out unless nothing fits without it:
 #: ``optimizer_offload``, a share of the optimizer in host memory, and ``all_options``, with that every option that it
 #: tries one by one, in spaces of any size.
-Allowed = Switch | Literal["optimizer_offload", "all_options"]
+Allowed = Literal[Switch, "optimizer_offload", "all_options"]
 
 
 class RecomputeMode(Document):
