@@ -11,7 +11,7 @@ from pydantic.json_schema import WithJsonSchema
 from meshwright.specs.base import Document, faults_of
 from meshwright.specs.errors import SpecError
 from meshwright.specs.goals import Objective
-from meshwright.specs.target import Switch
+from meshwright.specs.target import Allowed
 
 DEFAULT_TARGET = "megatron@0.19"
 DEFAULT_DEADLINE_S = 30.0
@@ -128,7 +128,7 @@ class PlanBody(_Inputs):
     fix: dict[str, Choice] = Field(default_factory=dict, examples=[{"tp": 8}])
     max: dict[str, PositiveInt] = Field(default_factory=dict, examples=[{"pp": 16}])
     forbid: tuple[str, ...] = Field(default=(), examples=[["vpp"]])
-    allow: tuple[Switch, ...] = Field(default=(), examples=[["tp_comm_overlap"]])
+    allow: tuple[Allowed, ...] = Field(default=(), examples=[["tp_comm_overlap"]])
     work_limit: PositiveInt | None = None
     deadline_s: Annotated[PositiveFloat, Field(le=3600)] | None = DEFAULT_DEADLINE_S
 

@@ -198,7 +198,10 @@ def answered(key: str, cases: list[Case], target: Target) -> Answer:
         fitting=len(fitting),
         allowed=list(allow),
     )
-    every = [request.model_copy(update={"target": switched(target, each)}) for each in sets]
+    every = [
+        request.model_copy(update={"target": switched(target, tuple(dict.fromkeys((*target.switches, *each))))})
+        for each in sets
+    ]
     _, document = best_variant(request, every=every)
     if fitting:
         answer.recipe_s, k, case = min(fitting)

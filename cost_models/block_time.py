@@ -21,6 +21,7 @@ from .feed_forward_time import add_dense_ffn, add_mixture, exchange_contention
 from .few import distinct
 from .layer_time import LayerTimer
 from .local import Local
+from .memory import held
 from .mixer_time import mixer_pieces
 from .operators import matmul_s, stream_s
 from .overlap import sharded_exposed_s
@@ -150,7 +151,7 @@ def add_sharded_comm(
     factor: float = 1.0,
 ) -> FloatArray:
     """Book ``dp_comm``: gather parameters for each pass and scatter gradients (FSDP, ZeRO-2/3), hidden under the
-    block's own compute and under what its launches take beyond that.
+    block's own compute and under what its launches take beyond that. Under hybrid sharding both stay inside a replica.
 
     Returns [C] what of the backward's follows weight gradients, where they run apart: input gradients need the
     parameters, weight gradients do not; the scatter waits for the latter. The exposed time is shared out by size.
@@ -161,19 +162,22 @@ def add_sharded_comm(
     dense, expert = stored_params(kind, at)
     trains = kind.trained or kind.adapted
 
-    def over_replicas(op: Collective, size: int) -> FloatArray:
-        seconds = collective_s(op, levels, dense * size, keys.dp * keys.cp, keys.tp)
-        out: FloatArray = seconds + collective_s(op, levels, expert * size, keys.edp, keys.etp * keys.ep)
+    def over_shards(op: Collective, size: int, replicas: int) -> FloatArray:
+        ranks, expert_ranks = (np.maximum(group // replicas, 1) for group in (keys.dp * keys.cp, keys.edp))
+        seconds = collective_s(op, levels, dense * size, ranks, keys.tp)
+        out: FloatArray = seconds + collective_s(op, levels, expert * size, expert_ranks, keys.etp * keys.ep)
         return factor * out
 
     scattering = np.zeros_like(at.tp)
     for index in distinct(keys.sharding):
-        sharding, here = shardings[index], keys.sharding == index
-        if sharding not in (*FULLY_SHARDED, "zero2"):
+        kept, here = held(shardings[index]), keys.sharding == index
+        if kept.level not in (*FULLY_SHARDED, "zero2"):
             continue
-        nothing, share = at.none, contention("all_gather", levels, keys.dp * keys.cp, keys.tp)
-        scatter = over_replicas("reduce_scatter", BYTES[at.workload.gradient_dtype]) if trains else nothing
-        gather = over_replicas("all_gather", BYTES[at.workload.params_dtype]) if sharding != "zero2" else nothing
+        ranks = np.maximum(keys.dp * keys.cp // kept.replicas, 1)
+        nothing, share = at.none, contention("all_gather", levels, ranks, keys.tp)
+        gradient, parameter = BYTES[at.workload.gradient_dtype], BYTES[at.workload.params_dtype]
+        scatter = over_shards("reduce_scatter", gradient, kept.replicas) if trains else nothing
+        gather = over_shards("all_gather", parameter, kept.replicas) if kept.level != "zero2" else nothing
         for seconds, busy, most in (
             (forward, gather, FSDP_HIDDEN_FORWARD),
             (backward, gather + scatter, FSDP_HIDDEN_BACKWARD),

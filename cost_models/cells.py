@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import combinations
 
@@ -72,11 +73,11 @@ class CostModel:
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
-        #: What communication prices: the level of each sharding, over the whole group.
-        self.levels_of_sharding = tuple(memory.held(name).level for name in self.shardings)
         self.overlap = default_overlap(model, target.switches) if overlap is None else overlap
         self.graphs = graphs_of_search(model, target) if graphs is None else graphs
         self.host_optimizer = host_optimizer
+        #: Options of plans priced by this, beside those that a search always writes.
+        self.plan_options: Mapping[str, object] = {}
         kinds = block_kinds(model, workload)
         self.kinds: list[BlockKind] = [kind for kind, _ in kinds]
         self.blocks: BlockTable = table_of(kinds)
@@ -124,7 +125,7 @@ class CostModel:
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host
                 one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, call_s, self.graphs)
-                scatter = add_sharded_comm(kind, at, pool.levels, self.levels_of_sharding, one, two, by.dp_comm)
+                scatter = add_sharded_comm(kind, at, pool.levels, self.shardings, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
                 weight_gradient[:, g, b] = pieces.weight_gradient + scatter
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
@@ -172,7 +173,7 @@ class CostModel:
             devices=self.devices,
             workload=self.workload,
             target=self.target,
-            shardings=self.levels_of_sharding,
+            shardings=self.shardings,
             multipliers=self.multipliers,
             bucket_params=self.overlap.bucket_params,
             host_optimizer=self.host_optimizer,

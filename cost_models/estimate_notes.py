@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.specs.plan import Hsdp, Plan
+from meshwright.specs.plan import Plan
 
 from . import schedules
 from .cells import CostModel
@@ -40,8 +40,6 @@ def assumptions_of(costs: CostModel, plan: Plan) -> tuple[str, ...]:
         out.append("one image a sequence passes the vision tower")
     if schedules.get(plan.schedule).copies > 1:
         out.append("gradients are reduced within each copy of the model; adding up the copies is not priced")
-    if any(isinstance(stage.sharding, Hsdp) for stage in plan.stages):
-        out.append("communication of hybrid sharding is priced as full sharding over the whole data-parallel group")
     out += [
         f"{on.gpu.name}: no operator measurements ship for {workload.precision}; rates from its family"
         for on in costs.devices

@@ -40,9 +40,9 @@ class Held:
 
 @cache
 def held(name: str) -> Held:
-    """``fsdp``, or ``hsdp:4``: full sharding inside each of 4 replicas."""
+    """``zero1``, ``zero1:4``: optimizer state sharded inside each of 4 replicas; ``hsdp:4``: so is everything."""
     level, _, replicas = name.partition(":")
-    return Held("fsdp", int(replicas)) if level == "hsdp" else Held(level, 1)
+    return Held("fsdp" if level == "hsdp" else level, int(replicas or 1))
 
 
 def reserved_bytes(allocated_bytes: npt.ArrayLike, fixed_bytes: npt.ArrayLike) -> FloatArray:

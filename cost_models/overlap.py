@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.specs.attention import MLAAttention
 from meshwright.specs.batch import FloatArray
+from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import CpComm, Options
 
@@ -52,11 +53,14 @@ class Overlap:
 def default_overlap(model: ModelSpec, switches: Collection[str] = ()) -> Overlap:
     """What search prices and writes into its plans: sparse attention gathers keys over the context group (C8s).
 
-    ``switches`` are the target's.
+    ``switches`` are the target's. Expert exchange runs beside a shared expert wherever there is one: it costs nothing
+    by this model. Exchange beside another micro-batch excludes that (E11).
     """
     mixers = (kind.attention for kind in model.kinds)
     sparse = any(isinstance(mixer, MLAAttention) and mixer.top_k for mixer in mixers)
+    shared = any(isinstance(k.feed_forward, MoEFFN) and k.feed_forward.shared_intermediate_size for k in model.kinds)
     return Overlap(
+        shared_expert=shared and "moe_shared_expert_overlap" in switches and "ep_comm_overlap" not in switches,
         tensor="tp_comm_overlap" in switches,
         expert="ep_comm_overlap" in switches,
         delay_wgrad={"ep_comm_overlap", "delay_wgrad"} <= set(switches),

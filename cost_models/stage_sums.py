@@ -241,12 +241,16 @@ def _summed(values: FloatArray, at: IntArray, count: int) -> FloatArray:
 def _lists(target: Target, plan: Plan) -> tuple[tuple[RecomputeMode, ...], tuple[str, ...]]:
     """The target's recompute modes and shardings, extended by those that the plan uses."""
     modes = (*target.recompute, *(stage.recompute for stage in plan.stages), RecomputeMode())
-    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys((*target.sharding, *map(_sharding, plan.stages))))
+    shardings = (*target.sharding, *(_sharding(plan, stage) for stage in plan.stages))
+    return tuple(dict.fromkeys(modes)), tuple(dict.fromkeys(shardings))
 
 
-def _sharding(stage: Stage) -> str:
-    """The level, or ``hsdp:N`` with N replicas of hybrid sharding."""
-    return f"hsdp:{stage.sharding.hsdp.replicate}" if isinstance(stage.sharding, Hsdp) else stage.sharding
+def _sharding(plan: Plan, stage: Stage) -> str:
+    """The level, ``hsdp:N`` with N replicas of hybrid sharding, or ``zero1:N`` with N instances of the optimizer."""
+    if isinstance(stage.sharding, Hsdp):
+        return f"hsdp:{stage.sharding.hsdp.replicate}"
+    instances = plan.options.dist_opt_instances
+    return stage.sharding if instances == 1 or stage.sharding == "none" else f"{stage.sharding}:{instances}"
 
 
 def _cells(
@@ -269,7 +273,7 @@ def _cells(
         for mode in (stage.recompute, whole):
             key = (
                 degrees.tp, degrees.cp, degrees.ep, degrees.etp, degrees.tp * degrees.cp * degrees.dp,
-                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(stage)), one_stage,
+                stage.micro_batch_size, modes.index(mode), shardings.index(_sharding(plan, stage)), one_stage,
             )  # fmt: skip
             pair.append(columns.setdefault(key, len(columns)))
         rows.append((pair[0], pair[1]))

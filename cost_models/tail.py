@@ -12,7 +12,7 @@ from meshwright.specs.target import Target
 from meshwright.specs.workload import BYTES, Workload
 
 from .collectives import collective_s, contention, exposed_s
-from .memory import update_bytes_per_param
+from .memory import held, update_bytes_per_param
 from .multipliers import Multipliers
 from .operators import Device
 from .protocol import Tail
@@ -46,6 +46,7 @@ def tail_of(
     Gradients: a reduce-scatter (all-reduce when nothing is sharded) of each bucket over each data-parallel group,
     hidden under the last micro-batch's backward but for the last bucket. The gather of updated parameters hides under
     the next forward (half of that backward) but for the first bucket. Full sharding does both inside the passes.
+    Where a sharding has replicas, both stay inside one, and the shards are all-reduced over the replicas as well.
     Without overlap there is one bucket. ``bucket_params`` replaces Megatron's default size.
     The share ``host_optimizer`` of the parameters is updated on the host (:mod:`.offload`); its gradients are still
     reduced, clipped and zeroed here.
@@ -62,14 +63,20 @@ def tail_of(
     dense_size, expert_size = ranks // tp, ranks // (etp * ep)
     shape = trained.shape
     reduce_s, gather_s, first_s, last_s, optimizer_s = (np.zeros(shape) for _ in range(5))
+    kinds = [held(name) for name in shardings]
     whole, inside, fully = (
-        np.array([name in names for name in shardings])[sharding]
+        np.array([kind.level in names for kind in kinds])[sharding]
         for names in (("none",), ("zero2", "zero3", "fsdp"), ("zero3", "fsdp"))
     )
     all_whole, some_whole = bool(whole.all()), bool(whole.any())
+    copies = np.array([kind.replicas for kind in kinds])[sharding]
+    replicated = bool((copies > 1).any())
+    bucket_group = dense_size
+    if replicated:
+        dense_size, expert_size = np.maximum(dense_size // copies, 1), np.maximum(expert_size // copies, 1)
     shards = np.where(whole, 1, dense_size), np.where(whole, 1, expert_size)
     owned = dense / shards[0] + expert / shards[1]
-    bucket = np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * dense_size)
+    bucket = np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * bucket_group)
     if bucket_params is not None:
         bucket = np.full_like(bucket, float(bucket_params))
     last_bucket = np.minimum(dense, bucket)
@@ -91,15 +98,21 @@ def tail_of(
             stride: IntArray,
             at: Pool = place,
             factor: float = multipliers[g].dp_comm,
+            part: FloatArray | float = 1.0,
         ) -> FloatArray:
             pieces = np.maximum(np.ceil(params / bucket), 1.0) if target.overlap_grad_reduce else 1.0
-            one = collective_s(op, at.levels, params / pieces * size, group, stride)  # type: ignore[arg-type]
+            one = collective_s(op, at.levels, params / pieces * part * size, group, stride)  # type: ignore[arg-type]
             return factor * pieces * one
+
+        def between(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
+            return time("all_reduce", params, gradient, copies, stride * group, part=1.0 / group)
 
         def reduced(params: FloatArray, group: IntArray, stride: IntArray) -> FloatArray:
             if all_whole:
                 return time("all_reduce", params, gradient, group, stride)
             scatter = time("reduce_scatter", params, gradient, group, stride)
+            if replicated:
+                scatter = np.where(inside, 0.0, scatter) + between(params, group, stride)
             if not some_whole:
                 return scatter
             return np.where(whole, time("all_reduce", params, gradient, group, stride), scatter)
@@ -111,8 +124,8 @@ def tail_of(
             gathered = gathered + time("all_gather", expert, parameter, expert_size, etp * ep)
             gather_s = np.where(here & ~whole, gathered, gather_s)
             first_s = np.where(here & ~whole, time("all_gather", last_bucket, parameter, dense_size, tp), first_s)
-        free = contention("all_reduce", place.levels, dense_size, tp)
-        taken = np.where(whole, free, contention("reduce_scatter", place.levels, dense_size, tp))
+        free = contention("all_reduce", place.levels, bucket_group, tp)
+        taken = np.where(whole, free, contention("reduce_scatter", place.levels, bucket_group, tp))
         share = np.where(here, taken, share)
         on = devices[g]
         updated = multipliers[g].optimizer * touched / (on.bandwidth * on.fit.optimizer)
@@ -122,7 +135,7 @@ def tail_of(
     if target.overlap_param_gather:
         gather_s = first_s + exposed_s(np.maximum(gather_s - first_s, 0.0), backward / 2, share)
     return Tail(
-        grad_reduce_s=np.where(inside, 0.0, reduce_s),
+        grad_reduce_s=np.where(inside & (copies == 1), 0.0, reduce_s),
         optimizer_s=np.where(trained > 0, optimizer_s, 0.0),
         param_gather_s=np.where(fully, 0.0, gather_s),
     )

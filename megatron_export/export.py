@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from meshwright.planner.rules import facts_of_plan, uses_fsdp, violations
+from meshwright.planner.rules import OFFLOAD_ENVIRONMENT, facts_of_plan, uses_fsdp, violations
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
@@ -74,7 +74,7 @@ def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
         "Experts": expert_flags(model, workload),
         "Batch": batch_flags(plan, workload),
         "Parallelism": parallel_flags(plan, model, workload),
-        "Memory": memory_flags(plan),
+        "Memory": memory_flags(plan, document.inputs.workload),
         "Overlap and kernels": overlap_flags(plan, model),
         "Numerics": numeric_flags(workload),
         "Run: placeholders that a plan does not decide": _RUN,
@@ -83,13 +83,14 @@ def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
 
 def environment_of(plan: Plan, cluster: ClusterSpec) -> dict[str, str | None]:
     """Environment that the plan needs; None = must be unset."""
+    offload = OFFLOAD_ENVIRONMENT if plan.options.activation_offload_modules else {}
     if uses_fsdp(plan.sharding) or plan.options.ep_comm_overlap:
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": None, **offload}
     degrees = plan.stages[0].degrees
     capabilities = [cluster.gpu_of(cluster.pool(name)).compute_capability or 0.0 for name in _pools(plan)]
     if (degrees.tp > 1 or degrees.cp > 1) and min(capabilities) < BLACKWELL:
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return {}
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **offload}
+    return {**offload}
 
 
 def _pools(plan: Plan) -> list[str]:

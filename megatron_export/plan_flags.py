@@ -81,8 +81,8 @@ def batch_flags(plan: Plan, workload: Workload) -> Flags:
     ]
 
 
-def memory_flags(plan: Plan) -> Flags:
-    """Recompute and data-parallel sharding."""
+def memory_flags(plan: Plan, workload: Workload) -> Flags:
+    """Recompute, data-parallel sharding, and what lives in host memory."""
     flags: Flags = []
     mode = plan.stages[0].recompute
     if mode.granularity == "selective":
@@ -103,6 +103,22 @@ def memory_flags(plan: Plan) -> Flags:
             ("--use-megatron-fsdp",),
             ("--data-parallel-sharding-strategy", strategy),
             ("--ckpt-format", checkpoint_format(sharding)),
+        ]
+    if options.optimizer_offload_fraction:
+        flags += [
+            ("--optimizer-cpu-offload",),
+            ("--optimizer-offload-fraction", f"{options.optimizer_offload_fraction:g}"),
+        ]
+        if options.optimizer_offload_overlap:
+            flags.append(("--overlap-cpu-optimizer-d2h-h2d",))
+        if not state_dtypes(workload):
+            flags.append(("--use-precision-aware-optimizer",))
+    if options.activation_offload_layers:
+        flags.append(("--cpu-offloading-num-layers", str(options.activation_offload_layers)))
+    if options.activation_offload_modules:
+        flags += [
+            ("--fine-grained-activation-offloading",),
+            ("--offload-modules", *options.activation_offload_modules),
         ]
     instances = sharding.hsdp.replicate if isinstance(sharding, Hsdp) else options.dist_opt_instances
     if instances > 1:

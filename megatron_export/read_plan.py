@@ -25,7 +25,7 @@ from meshwright.specs.plan import (
     collapse_blocks,
     format_range,
 )
-from meshwright.specs.target import RecomputeMode, RecomputeModule
+from meshwright.specs.target import OffloadModule, RecomputeMode, RecomputeModule
 
 from .arguments import MegatronArguments
 from .derived import parse_layout
@@ -176,6 +176,12 @@ def options_of(args: MegatronArguments, facts: Facts) -> Options:
         fused_cross_entropy=args["cross_entropy_loss_fusion"],
         grouped_gemm=facts.grouped_gemm,
         dist_opt_instances=1 if fsdp_instances else facts.dist_opt_instances,
+        activation_offload_layers=args["cpu_offloading_num_layers"],
+        activation_offload_modules=tuple(
+            name for name in get_args(OffloadModule) if facts.fine_grained_offload and name in facts.offload_modules
+        ),
+        optimizer_offload_fraction=args["optimizer_offload_fraction"] if args["optimizer_cpu_offload"] else 0.0,
+        optimizer_offload_overlap=args["optimizer_cpu_offload"] and args["overlap_cpu_optimizer_d2h_h2d"],
         vp_group_size=int(facts.group) if facts.vpp > 1 else None,
     )
 

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from meshwright.cost_models.memory import held
 from meshwright.specs.base import digest_of
 from meshwright.specs.document import Inputs, PlanDocument, Run
 from meshwright.specs.plan import Plan
@@ -19,6 +20,7 @@ from .request import PlanRequest
 
 def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
     """The plan document of a finalist."""
+    sharding, more = held(sharding_of(request, finalist)), getattr(finalist.batch.costs, "plan_options", {})
     skeleton = Skeleton(
         tp=finalist.column("tp"),
         cp=finalist.column("cp"),
@@ -29,7 +31,8 @@ def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
         micro_batch_size=finalist.column("micro_batch_size"),
         num_microbatches=finalist.column("num_microbatches"),
         recompute=recompute_of(request, finalist),
-        sharding=sharding_level(request.target.sharding[finalist.column("sharding")]),
+        sharding=sharding_level(sharding.level),
+        replicas=sharding.replicas,
     )
     return build_plan(
         request.model,
@@ -39,7 +42,14 @@ def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
         finalist.batch.arrangement,
         skeleton,
         finalist.cuts,
+        {**more, **finalist.options},
     )
+
+
+def sharding_of(request: PlanRequest, finalist: Finalist) -> str:
+    """The sharding of a finalist by the name that its costs know: ``zero1``, ``hsdp:4``."""
+    names: tuple[str, ...] = getattr(finalist.batch.costs, "shardings", request.target.sharding)
+    return names[finalist.column("sharding")]
 
 
 def recompute_of(request: PlanRequest, finalist: Finalist) -> RecomputeMode:

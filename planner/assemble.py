@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from meshwright.cost_models.graphs import scope_of_search
 from meshwright.cost_models.overlap import default_overlap
@@ -16,8 +17,11 @@ from meshwright.specs.plan import (
     Degrees,
     Devices,
     Group,
+    Hsdp,
+    HsdpSharding,
     Options,
     Plan,
+    Sharding,
     ShardingLevel,
     Stage,
     collapse_blocks,
@@ -43,6 +47,15 @@ class Skeleton:
     num_microbatches: int
     recompute: RecomputeMode
     sharding: ShardingLevel
+    replicas: int = 1
+
+    @property
+    def level(self) -> Sharding:
+        """The sharding as plans say it: full sharding with replicas is hybrid."""
+        if self.replicas == 1 or self.sharding != "fsdp":
+            return self.sharding
+        shard = self.cp * self.dp // self.replicas
+        return Hsdp(hsdp=HsdpSharding(replicate=self.replicas, shard=shard))
 
 
 def sharding_level(name: str) -> ShardingLevel:
@@ -61,8 +74,12 @@ def build_plan(
     arrangement: Arrangement,
     skeleton: Skeleton,
     cuts: IntArray,
+    more: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan that runs ``skeleton``: chunk q holds blocks cuts[q]..cuts[q+1]-1 and sits on stage q mod P."""
+    """The plan that runs ``skeleton``: chunk q holds blocks cuts[q]..cuts[q+1]-1 and sits on stage q mod P.
+
+    ``more`` are options beside those that a search always writes.
+    """
     pp, vpp, ranks = arrangement.pp, skeleton.vpp, arrangement.stage_ranks
     degrees = Degrees(
         tp=skeleton.tp,
@@ -85,7 +102,7 @@ def build_plan(
                 degrees=degrees,
                 micro_batch_size=skeleton.micro_batch_size,
                 recompute=skeleton.recompute,
-                sharding=skeleton.sharding,
+                sharding=skeleton.level,
                 groups=(
                     Group(
                         pool=pool.name,
@@ -108,12 +125,12 @@ def build_plan(
         micro_batch_size=skeleton.micro_batch_size,
         num_microbatches=skeleton.num_microbatches,
         schedule="interleaved" if schedule_name(vpp) == "interleaved" else "1f1b",
-        sharding=skeleton.sharding,
+        sharding=skeleton.level,
         recompute=skeleton.recompute,
         stages=tuple(stages),
         rank_order=target.rank_orders[0],
         devices=devices_of(cluster, arrangement),
-        options=options_of(model, target, skeleton, pp),
+        options=options_of(model, target, skeleton, pp).model_copy(update=dict(more or {})),
     )
 
 
@@ -144,6 +161,7 @@ def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) ->
     """The target's switches for a skeleton."""
     sharded = skeleton.sharding != "none"
     graphs = "cuda_graph" in target.switches
+    overlap = default_overlap(model, target.switches)
     exchange = "ep_comm_overlap" in target.switches and model.is_moe and skeleton.ep > 1
     return Options(
         sequence_parallel=target.sequence_parallel and skeleton.tp > 1,
@@ -152,12 +170,14 @@ def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) ->
         tp_comm_overlap="tp_comm_overlap" in target.switches and target.sequence_parallel and skeleton.tp > 1,
         ep_comm_overlap=exchange,
         delay_wgrad=exchange and "delay_wgrad" in target.switches,
+        moe_shared_expert_overlap=overlap.shared_expert,
         cuda_graph=graphs,
         cuda_graph_scope=scope_of_search(model) if graphs else (),
         overlap_p2p=skeleton.vpp > 1,
         dispatcher=target.dispatcher if model.is_moe else None,
-        cp_comm_type=default_overlap(model).context if skeleton.cp > 1 else None,
+        cp_comm_type=overlap.context if skeleton.cp > 1 else None,
         fused_cross_entropy=target.fused_cross_entropy,
         grouped_gemm=target.grouped_gemm and model.is_moe,
+        dist_opt_instances=1 if skeleton.sharding == "fsdp" else skeleton.replicas,
         vp_group_size=pp if skeleton.vpp > 1 else None,
     )

@@ -10,7 +10,7 @@ from meshwright.specs.batch import IntArray
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import Explanation
 from meshwright.specs.estimate import Estimate
-from meshwright.specs.plan import Plan, expand_blocks
+from meshwright.specs.plan import Hsdp, Plan, expand_blocks
 
 from .finalists import Finalist, SearchResult
 
@@ -60,8 +60,25 @@ def describe(plan: Plan) -> str:
     if plan.vpp > 1:
         parts.append(f"vpp {plan.vpp}")
     parts.append(f"micro-batch {plan.micro_batch_size} x {plan.num_microbatches}")
-    sharding = plan.sharding if isinstance(plan.sharding, str) else "hsdp"
-    return ", ".join([*parts, sharding, f"recompute {plan.recompute.label}"])
+    if isinstance(plan.sharding, Hsdp):
+        sharding = f"hsdp {plan.sharding.hsdp.shard} x {plan.sharding.hsdp.replicate}"
+    else:
+        sharding = str(plan.sharding)
+    return ", ".join([*parts, sharding, f"recompute {plan.recompute.label}", *_extras(plan)])
+
+
+def _extras(plan: Plan) -> list[str]:
+    """Options of a plan that are worth a word in its line."""
+    options, out = plan.options, []
+    if options.dist_opt_instances > 1:
+        out.append(f"{options.dist_opt_instances} optimizer instances")
+    if options.cp_comm_type not in (None, "p2p"):
+        out.append(f"cp by {options.cp_comm_type}")
+    if options.optimizer_offload_fraction:
+        out.append(f"{options.optimizer_offload_fraction:.0%} of the optimizer in host memory")
+    if options.activation_offload_layers:
+        out.append(f"activations of {options.activation_offload_layers} layers in host memory")
+    return out
 
 
 def explain(

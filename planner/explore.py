@@ -7,8 +7,9 @@ is left at the end cannot win; a work limit or deadline leaves a gap that the an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from meshwright.cost_models.protocol import StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray, row_codes
 
 from . import rules
-from .arrangements import arrangements, refused_pools
+from .arrangements import Arrangement, arrangements, refused_pools
 from .bounds import SplitBounds, Test
 from .corrections import cost_model
 from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
@@ -88,6 +89,9 @@ class Search:
         self.costs: StageCosts = costs or cost_model(request)
         self.progress = progress or (lambda stage, done, total: None)
         self.started = time.monotonic()
+        self.limit_s = np.inf
+        self.chosen: Mapping[str, Any] = {}
+        self.wider: tuple[str, ...] = ()
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))
         self.bounds: dict[int, SplitBounds] = {}
         self.open: list[tuple[SplitBounds, Test]] = []
@@ -107,6 +111,19 @@ class Search:
         self._explore(first_fit)
         return self.result
 
+    def run_on(self, limit_s: float, first_fit: bool = False) -> SearchResult:
+        """Search only what was added, for plans quicker than ``limit_s``."""
+        self.limit_s = limit_s
+        self._explore(first_fit)
+        return self.result
+
+    def add(self, arrangement: Arrangement, batch: CandidateBatch) -> None:
+        """Price the legal ones of some candidates; ``chosen`` are facts of their options for the rules."""
+        batch = self._legal(batch)
+        if len(batch):
+            priced = PricedBatch(self.costs, batch, arrangement, self.request.target, self.request.memory_headroom)
+            self.result.priced.append(priced)
+
     def _eligible(self) -> tuple[int, ...]:
         return tuple(i for i in range(len(self.request.cluster.pools)) if i not in self.result.refused_pools)
 
@@ -121,10 +138,7 @@ class Search:
             if self._late():
                 self.result.untried_bound_s = 0.0  # arrangements that were not looked at may hold anything
                 return
-            batch = self._legal(candidates(self.request, arrangement, lean))
-            if len(batch):
-                priced = PricedBatch(self.costs, batch, arrangement, self.request.target, self.request.memory_headroom)
-                self.result.priced.append(priced)
+            self.add(arrangement, candidates(self.request, arrangement, lean))
 
     def _legal(self, batch: CandidateBatch) -> CandidateBatch:
         self.result.candidates += len(batch)
@@ -133,7 +147,8 @@ class Search:
         modes = [mode.granularity for mode in self.request.target.recompute]
         named = with_recompute(batch, in_block_mode(batch, self.request.target), modes, "full")
         gpus = [self.request.cluster.gpu_of(self.request.cluster.pools[i]) for i in self._eligible()]
-        mask, rejected = rules.bulk_legal(named, self.request.model, self.request.workload, self.request.target, gpus)
+        inputs = self.request.model, self.request.workload, self.request.target
+        mask, rejected = rules.bulk_legal(named, *inputs, gpus, self.chosen)
         self.result.rejected.update(rejected)
         if not mask.any():  # nothing of this arrangement is legal: keep an example of why
             example = rules.one_refusal(named, self.request.model, self.request.workload, self.request.target, gpus)
@@ -144,7 +159,7 @@ class Search:
 
     def _explore(self, first_fit: bool) -> None:
         pending = self._promising()
-        podium = Podium(self.request.top, pending.key)
+        podium = Podium(self.request.top, pending.key, self.limit_s)
         if first_fit:
             self._first_fit(pending, podium)
             return
@@ -183,7 +198,9 @@ class Search:
                 chunk = first_of_keys(chunk[~podium.has(pending.key[chunk])], pending, RUNNERS_UP_TRIED)
             found: list[_Found] = []
             for priced, mine in self._by_owner(pending, chunk):
-                passed = self._bounds(priced).first(pending.member[mine], np.full(len(mine), limit_s))
+                passed = self._bounds(priced).first(
+                    pending.member[mine], np.full(len(mine), min(limit_s, self.limit_s))
+                )
                 mine = mine[passed][: max(0, self._limit - int(tried.sum()))]
                 tried[mine] = True
                 index = pending.member[mine]
@@ -192,7 +209,7 @@ class Search:
             self.progress("find", int(tried.sum()), len(tried))
             best = self.result.best
             done_s = np.inf if best is None else best.step_time_s * (1 if np.isfinite(podium.last_s) else FAR_RUNNER_UP)
-            if self._late() or int(tried.sum()) >= self._limit or done_s <= limit_s:
+            if self._late() or int(tried.sum()) >= self._limit or min(done_s, self.limit_s) <= limit_s:
                 break
         self.result.complete = int(tried.sum()) < self._limit
         return tried
@@ -362,12 +379,12 @@ class Search:
 
     def _bound_open(self) -> None:
         """Lower bound of the interleaved candidates over all their splits, by bisection between it and the best."""
-        best = self.result.best
-        if best is None:
+        best_s = min([self.limit_s, *(each.step_time_s for each in self.result.finalists)])
+        if not np.isfinite(best_s):
             if any(len(pairs.index) for _, pairs in self.open):
                 self.result.untried_bound_s = 0.0
             return
-        high = best.step_time_s
+        high = best_s
         left = [
             (bounds, rows)
             for bounds, pairs in self.open
@@ -382,7 +399,7 @@ class Search:
             ]
             if passed:
                 left, high = passed, middle
-            elif middle == best.step_time_s:
+            elif middle == best_s:
                 return  # none may be quicker than the best
             else:
                 low = middle

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from math import comb
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Finalist:
     """A candidate with its split and its step time, event by event; ``leading`` layers of a chunk are recomputed.
 
     ``bound_s`` holds for this split, or, where ``settled``, for every split with as many layers recomputed; it then
-    counts ``tail_s`` after the passes.
+    counts ``tail_s`` after the passes. ``options`` of its plan come beside those that all plans of its search have.
     """
 
     batch: PricedBatch
@@ -39,6 +40,7 @@ class Finalist:
     leading: int = 0
     settled: bool = False
     tail_s: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def column(self, name: str) -> int:
         """A column of the candidate's skeleton."""
@@ -91,10 +93,10 @@ class Podium:
     of all, so that the plans named beside the best are the true next ones.
     """
 
-    def __init__(self, places: int, keys: IntArray):
+    def __init__(self, places: int, keys: IntArray, limit_s: float = np.inf):
         self._places = places
-        self._best_s = np.full(int(keys.max(initial=-1)) + 1, np.inf)
-        self.last_s = np.inf
+        self._best_s = np.full(int(keys.max(initial=-1)) + 1, limit_s)
+        self.last_s = limit_s
 
     def enter(self, key: int, step_time_s: float) -> None:
         """A plan of degrees ``key`` takes ``step_time_s``."""

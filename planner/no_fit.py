@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from meshwright.cost_models.protocol import STATIC
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import ClusterSpec, Pool
@@ -19,9 +20,11 @@ from .errors import DeadlineExceeded
 from .explain import GIB, left_out
 from .explore import Search
 from .finalists import Finalist, SearchResult
+from .host_memory import may_offload_optimizer
 from .request import PlanRequest
 from .space import divisors
 from .splits import split_plain, split_virtual
+from .widen import searched
 
 #: The smallest fitting cluster is looked for up to this many GPUs.
 MAX_GPUS = 131_072
@@ -151,17 +154,21 @@ def smallest_fitting(request: PlanRequest, deadline: float | None = None) -> Clu
         if deadline is not None and time.monotonic() > deadline:
             raise DeadlineExceeded("the smallest cluster that fits was not found in time")
         changed = {"cluster": cluster, "objective": "time", "work_limit": MAX_SPLITS, "deadline_s": None}
-        if Search(request.model_copy(update=changed)).run(first_fit=True).best is not None:
+        if searched(request.model_copy(update=changed), first_fit=True).result.best is not None:
             return cluster
         tried, last = tried + 1, size
     return None
 
 
 def least_state_bytes(request: PlanRequest) -> float:
-    """Weights, gradients and optimizer state of the whole model, each once: no cluster can hold less."""
+    """Weights, gradients and optimizer state of the whole model, each once: no cluster can hold less.
+
+    Optimizer state does not count where it may live in host memory.
+    """
     keys = CellKeys(*(np.array([value]) for value in (1, 1, 1, 1, 1, 1, 0, 0, 1)))
     costs = cost_model(request)
-    return float(costs.cells(keys).static_bytes[0, costs.blocks.kind_of].sum())
+    each = costs.cells(keys).static_bytes_by[0, costs.blocks.kind_of].sum(axis=0)
+    return float(each.sum() - (each[STATIC.index("optimizer")] if may_offload_optimizer(request) else 0.0))
 
 
 def sizes(cluster: ClusterSpec) -> list[int]:

@@ -10,7 +10,7 @@ from meshwright.cost_models.memory import ALLOCATED_OVER_RESERVED
 from meshwright.specs.batch import FloatArray
 from meshwright.specs.goals import ParetoPoint
 
-from .answer_parts import recompute_of
+from .answer_parts import recompute_of, sharding_of
 from .costs import price_per_s
 from .finalists import Finalist, SearchResult
 from .request import PlanRequest
@@ -86,6 +86,6 @@ def free_share(request: PlanRequest, found: list[Finalist]) -> FloatArray:
 def choices_of(request: PlanRequest, item: Finalist) -> dict[str, int | str]:
     """The choices of a finalist by the names that ``fix`` takes."""
     names = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
-    sharding = request.target.sharding[item.column("sharding")]
+    sharding = sharding_of(request, item)
     out: dict[str, int | str] = {name: item.column(name) for name in names}
     return out | {"recompute": recompute_of(request, item).label, "sharding": sharding}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -106,6 +107,17 @@ class PricedBatch:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    def under(self, which: BoolArray, costs: StageCosts, static_bytes_by: FloatArray) -> PricedBatch:
+        """The candidates ``which`` under costs of the same passes, whose blocks hold other bytes all the time."""
+        out = copy(self)
+        for name in ("_least_tail_s", "_send_of_rows", "_shared_embedding_s", "shared_embedding_s"):
+            out.__dict__.pop(name, None)
+        out.costs, out.batch, out.is_block = costs, self.batch.take(which), self.is_block[which]
+        out.row, out.full_row = self.row[which], self.full_row[which]
+        out.cells = replace(self.cells, static_bytes_by=static_bytes_by)
+        out.static_bytes = out.cells.static_bytes
+        return out
 
     def per_block(self, table: FloatArray, index: IntArray, full: bool = False) -> FloatArray:
         """[C, B] -> [n, I] for candidates ``index``; ``full``: as if block mode recomputed every layer."""

@@ -17,6 +17,7 @@ from .explore import Search
 from .finalists import SearchResult
 from .no_fit import MAX_SPLITS, closest
 from .request import PlanRequest
+from .widen import searched
 
 #: Sequences are halved down to this many tokens.
 SHORTEST = 512
@@ -40,7 +41,7 @@ def with_remedies(
 
 def _fits(request: PlanRequest) -> bool:
     asked = request.model_copy(update={"objective": "time", "work_limit": MAX_SPLITS, "deadline_s": None})
-    return Search(asked).run(first_fit=True).best is not None
+    return searched(asked, first_fit=True).result.best is not None
 
 
 def _offload(request: PlanRequest, result: SearchResult) -> Iterator[Explanation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -14,7 +14,7 @@ from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.goals import Objective
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import Plan
-from meshwright.specs.target import Switch, Target
+from meshwright.specs.target import Allowed, Switch, Target
 from meshwright.specs.workload import Workload
 
 #: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
@@ -23,7 +23,10 @@ SHORT = {"mbs": "micro_batch_size", "micro-batch-size": "micro_batch_size"}
 #: Degrees above this are typing errors.
 MAX_DEGREE = 1_000_000
 #: Features that ``forbid`` may name.
-FEATURES = ("vpp", "cp", "ep", "etp", "pp", "tp", "recompute", "fsdp", "uneven")
+FEATURES = (
+    "vpp", "cp", "ep", "etp", "pp", "tp", "recompute", "fsdp", "uneven", "hsdp", "zero2", "dist_opt_instances",
+    "offload", "cp_comm_type", *get_args(Switch),
+)  # fmt: skip
 
 
 class PlanRequest(Document):
@@ -59,7 +62,7 @@ class PlanRequest(Document):
     expert_load: ExpertLoad | None = None
     what_if: tuple[str, ...] = Field(default=(), max_length=16)
     current: Plan | None = None
-    allow: tuple[Switch, ...] = ()
+    allow: tuple[Allowed, ...] = ()
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

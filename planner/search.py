@@ -16,6 +16,7 @@ from .finalists import Finalist, SearchResult
 from .mixed_space import space_words
 from .no_fit import infeasible, smallest_fitting, undecided
 from .request import PlanRequest
+from .widen import searched, without_forbidden
 
 #: A plan within this share of the proven bound is optimal: nearer than that, two times differ by rounding alone.
 OPTIMAL_GAP = 1e-9
@@ -29,13 +30,14 @@ def plan(
     Raises :class:`DeadlineExceeded` when time was up before any plan was found.
     """
     started = time.process_time()
+    request = without_forbidden(request)
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     if request.objective == "gpus":
         found = smallest_fitting(request, deadline)
         if found is not None and found.num_gpus < request.cluster.num_gpus:
             request = request.model_copy(update={"cluster": found, "objective": "time"})
-    search = Search(request, progress=progress)
-    result = search.run()
+    search = searched(request, progress)
+    result = search.result
     if keep is not None:
         keep(result)
     best = result.best
@@ -61,7 +63,7 @@ def plan(
         inputs=inputs_of(request),
         plan=chosen,
         estimate=figures,
-        bound=Bound(step_time_s=bound_s, gap=gap, space=space_words(request)),
+        bound=Bound(step_time_s=bound_s, gap=gap, space=(*space_words(request), *search.wider)),
         alternatives=tuple(alternatives),
         explanation=(
             Explanation(kind="choice", message=describe(chosen), data={}),

@@ -91,13 +91,15 @@ def _useful(mode: RecomputeMode, request: PlanRequest) -> bool:
 def sharding_choices(request: PlanRequest) -> list[int]:
     """Indices of the target's sharding levels in the space.
 
-    ``none`` is left out unless pinned: sharding the optimizer needs no more traffic and never more memory.
+    ``none`` is left out unless pinned: sharding the optimizer needs no more traffic and never more memory. So is
+    ``zero2`` where there is ``zero1``, which :mod:`.widen` tries after it.
     """
     levels = request.target.sharding
     pinned = request.fix.get("sharding")
     if pinned is not None:
         return [index for index, level in enumerate(levels) if level == pinned]
     dropped = {"none"} | ({"fsdp", "zero3"} if "fsdp" in request.forbid else set())
+    dropped |= {"zero2"} if "zero1" in levels else set()
     return [index for index, level in enumerate(levels) if level not in dropped] or [0]
 
 
@@ -166,8 +168,9 @@ def candidates(request: PlanRequest, arrangement: Arrangement, lean: bool = Fals
         return empty
     base = np.array(heads, dtype=np.int64)
     tails = np.array([(v, mode, level) for v in virtual for mode in modes for level in levels], dtype=np.int64)
-    if pp > 1:  # full sharding gathers parameters again for every micro-batch; with stages it is left to the user
-        tails = tails[[request.target.sharding[level] not in FULLY_SHARDED for level in tails[:, 2]]]
+    if pp > 1:  # full sharding gathers parameters again for every micro-batch; with stages :mod:`.widen` tries it
+        runs = {*request.target.sharding_with_stages} - ({*FULLY_SHARDED} if "sharding" not in request.fix else set())
+        tails = tails[[request.target.sharding[level] in runs for level in tails[:, 2]]]
     left = np.repeat(base, len(tails), axis=0)
     right = np.tile(tails, (len(base), 1))
     return CandidateBatch(

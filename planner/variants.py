@@ -12,10 +12,11 @@ from meshwright.specs.target import Switch, Target
 
 from .corrections import estimate_of
 from .errors import DeadlineExceeded
-from .explore import Progress, Search
+from .explore import Progress
 from .finalists import SearchResult
 from .request import PlanRequest
 from .search import OPTIMAL_GAP, plan
+from .widen import searched
 
 #: Switches that mean something only with experts, and those that only hide what else would be waited for.
 OF_EXPERTS = ("ep_comm_overlap", "delay_wgrad", "flex_dispatcher")
@@ -54,7 +55,7 @@ def best_search(
 ) -> tuple[PlanRequest, SearchResult, float, bool]:
     """The variant with the fastest finalist, what its search found, the bound over all variants, and whether all were
     searched in full. A deadline is each variant's own."""
-    found = [(variant, Search(variant, progress=progress).run()) for variant in variants(request)]
+    found = [(variant, searched(variant, progress).result) for variant in variants(request)]
     with_plan = [each for each in found if each[1].best is not None]
     chosen, result = min(with_plan, key=lambda each: _finalist_s(each[1])) if with_plan else found[-1]
     complete = all(each.complete for _, each in found)

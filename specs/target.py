@@ -20,8 +20,16 @@ OffloadModule = Literal[
 #: Options that a search writes into its plans only where it is told to: they need more than a stock installation, or
 #: hold memory that is not counted. ``tp_comm_overlap``: Transformer Engine's user buffers; ``ep_comm_overlap``: expert
 #: exchange beside another micro-batch, one more of which is alive; ``delay_wgrad``: weight gradients fill it;
-#: ``flex_dispatcher``: DeepEP's kernels; ``cuda_graph``: captured layers.
-Switch = Literal["tp_comm_overlap", "ep_comm_overlap", "delay_wgrad", "flex_dispatcher", "cuda_graph"]
+#: ``flex_dispatcher``: DeepEP's kernels; ``cuda_graph``: captured layers. ``moe_shared_expert_overlap``, exchange
+#: beside the shared expert, needs nothing more, so that targets have it on.
+Switch = Literal[
+    "tp_comm_overlap", "ep_comm_overlap", "delay_wgrad", "flex_dispatcher", "cuda_graph", "moe_shared_expert_overlap"
+]
+
+#: What a request may allow: switches, and what a search leaves out unless nothing fits without it:
+#: ``optimizer_offload``, a share of the optimizer in host memory, and ``all_options``, with that every option that it
+#: tries one by one, in spaces of any size.
+Allowed = Literal[Switch, "optimizer_offload", "all_options"]
 
 
 class RecomputeMode(Document):
@@ -52,6 +60,10 @@ class Target(Document):
 
     ``verified`` says how well the exports for it are checked: ``code`` (its own code accepts them in CI), ``schema``
     or ``source-read``. ``rules`` names the rule set of ``meshwright.planner`` that holds for it.
+    ``sharding_replicas`` are the sharding levels that may be replicated (instances of the optimizer, hybrid sharding),
+    ``sharding_with_stages`` those that run with pipeline stages. ``optimizer_offload``: a share of the optimizer may
+    live on the host; ``activation_offload_layers``: so may the activations of the first layers, on one stage without
+    recompute. ``context_exchanges`` are the ways of context parallelism that a search may choose from.
     ``uneven_experts``: expert-parallel ranks may hold different numbers of experts.
     ``switches`` are options that a search turns on in every plan that may have them; ``waived_rules`` are ids or
     families of rules (``megatron.P9``, ``megatron.P``) that it does not apply, to see what they cost.
@@ -115,6 +127,11 @@ class Target(Document):
     activation_offload_modules: tuple[OffloadModule, ...] = ()
     grouped_gemm: bool = True
     uneven_experts: bool = False
+    sharding_replicas: tuple[str, ...] = ()
+    sharding_with_stages: tuple[str, ...] = ("none", "zero1", "zero2")
+    optimizer_offload: bool = False
+    activation_offload_layers: bool = False
+    context_exchanges: tuple[str, ...] = ()
     switches: tuple[Switch, ...] = ()
     waived_rules: tuple[str, ...] = ()
     deepspeed_pipeline: bool = False

@@ -12,9 +12,9 @@ from meshwright.api.cli import run
 from meshwright.planner.batches import batch_sizes, finished_sweep
 from meshwright.planner.cheapest import SIZES_TRIED
 from meshwright.planner.costs import plan_price_per_s
-from meshwright.planner.explore import Search
 from meshwright.planner.goals import answer
 from meshwright.planner.parts import growing, halvings, least_step_s, part_of, parts
+from meshwright.planner.widen import searched
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.expert_load import expert_load_from_data
@@ -47,7 +47,7 @@ def test_cheapest_step_against_every_part() -> None:
     costs = {}
     for part in parts(asked.cluster):
         alone = asked.model_copy(update={"cluster": part, "objective": "time"})
-        best = Search(alone).run().best
+        best = searched(alone).result.best
         if best is not None:
             pools = [part.pools[k].gpu for k in best.batch.arrangement.stage_pools]
             rate = sum(best.batch.arrangement.stage_ranks * PRICE[gpu] / 3600 for gpu in pools)
@@ -88,7 +88,7 @@ def test_smallest_cluster_that_meets_a_target() -> None:
     base = request(small_model(), "4x2xH100", workload(8))
     steps = {}
     for part in growing(base.cluster):
-        best = Search(base.model_copy(update={"cluster": part})).run().best
+        best = searched(base.model_copy(update={"cluster": part})).result.best
         steps[part.num_gpus] = best.step_time_s if best else float("inf")
     assert len(steps) <= SIZES_TRIED
     for target in (1.001 * steps[4], 1.001 * steps[8]):
@@ -104,7 +104,7 @@ def test_smallest_cluster_that_meets_a_target() -> None:
 def test_no_plan_is_faster_than_the_peak_allows() -> None:
     asked = request(small_model(), SMALL_MIXED)
     for part in parts(asked.cluster):
-        best = Search(asked.model_copy(update={"cluster": part})).run().best
+        best = searched(asked.model_copy(update={"cluster": part})).result.best
         assert best is None or best.step_time_s > least_step_s(asked, part)
 
 

@@ -198,15 +198,16 @@ def test_what_would_fit_is_tried() -> None:
 
 def test_sets_of_allowed_options() -> None:
     dense = request(small_model(), "4xH100", allow=("tp_comm_overlap", "ep_comm_overlap"))
-    assert [each.target.switches for each in variants(dense)] == [("tp_comm_overlap",)]
+    usual = ("moe_shared_expert_overlap",)
+    assert [each.target.switches for each in variants(dense)] == [(*usual, "tp_comm_overlap")]
     experts = request(small_model(experts=8), "4xH100", allow=("ep_comm_overlap", "tp_comm_overlap", "cuda_graph"))
     assert {each.target.switches for each in variants(experts)} == {
-        ("tp_comm_overlap",),
-        ("ep_comm_overlap", "tp_comm_overlap"),
-        ("cuda_graph", "tp_comm_overlap"),
-        ("cuda_graph", "ep_comm_overlap", "tp_comm_overlap"),
+        (*usual, "tp_comm_overlap"),
+        ("ep_comm_overlap", *usual, "tp_comm_overlap"),
+        ("cuda_graph", *usual, "tp_comm_overlap"),
+        ("cuda_graph", "ep_comm_overlap", *usual, "tp_comm_overlap"),
     }
-    assert [each.target.switches for each in variants(request(small_model(), "4xH100"))] == [()]
+    assert [each.target.switches for each in variants(request(small_model(), "4xH100"))] == [usual]
 
 
 @pytest.mark.parametrize("experts", [0, 8])

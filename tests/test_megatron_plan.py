@@ -163,6 +163,16 @@ ROUNDTRIPS = [
     ("llama-3.1-8b", "8xB200", {"workload": {"precision": "nvfp4", "gradient_dtype": "bf16"}}),
     ("llama-3.1-8b", "8xH100", {"recompute": RecomputeMode(granularity="full", method="block", num_layers=7)}),
     ("llama-3.1-8b", "8xH100", {"options": {"dist_opt_instances": 2, "fused_cross_entropy": False}}),
+    (
+        "llama-3.1-8b",
+        "8xH100",
+        {"pp": 2, "options": {"optimizer_offload_fraction": 0.5, "optimizer_offload_overlap": True}},
+    ),
+    ("llama-3.1-8b", "8xH100", {"sharding": "fsdp", "options": {"activation_offload_layers": 5}}),
+    ("llama-3.1-8b", "8xH100", {"pp": 2, "options": {"activation_offload_modules": ("core_attn", "attn_proj")}}),
+    ("llama-3.1-8b", "16xH100", {"pp": 2, "vpp": 2, "sharding": "fsdp"}),
+    ("llama-3.1-8b", "16xH100", {"pp": 2, "sharding": "zero2"}),
+    ("llama-3.1-8b", "16xH100", {"cp": 2, "options": {"cp_comm_type": "allgather"}}),
     ("mixtral-8x7b", "32xH100", {"tp": 2, "pp": 2, "ep": 4, "etp": 2, "workload": {"moe_capacity_factor": 1.25}}),
     ("deepseek-v3", "256xH100", {"pp": 16, "ep": 16, "layers": [3, *[4] * 13, 3, 3], "workload": {"mtp": True}}),
     (

@@ -17,6 +17,7 @@ from meshwright.planner.partition import split_chunks
 from meshwright.planner.pricing import PricedBatch
 from meshwright.planner.search import plan
 from meshwright.planner.space import VIRTUAL_STAGES, block_mode
+from meshwright.planner.widen import OFFLOAD_FRACTIONS
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.target import RecomputeMode
 
@@ -75,7 +76,7 @@ def every_plan(asked, blocks):
                     if mbs > 16:
                         continue
                     for mode in recompute_modes(asked, layers):
-                        for sharding in ("zero1", "fsdp") if pp == 1 else ("zero1",):
+                        for sharding in [level for level in ("zero1", "zero2", "fsdp") if level not in asked.forbid]:
                             for vpp in [v for v in VIRTUAL_STAGES if v == 1 or (pp > 1 and pp * v <= layers)]:
                                 skeleton = Skeleton(
                                     tp=tp,
@@ -98,7 +99,7 @@ def layer_cuts(size, pp):
         yield (0, *inner, size)
 
 
-def brute_force(asked):
+def brute_force(asked, offload=0.0):
     """The least step time of all legal plans that fit by degrees and pools, and how many plans were tried."""
     blocks = block_table(asked.model, asked.workload, asked.target)
     best, count = {}, 0
@@ -107,7 +108,11 @@ def brute_force(asked):
     for where, skeleton, size in every_plan(asked, blocks):
         cuts = layer_cuts(size, where.pp) if skeleton.vpp == 1 else [virtual_cuts(costs, asked, where, skeleton)]
         for cut in cuts:
-            candidate = build_plan(asked.model, asked.cluster, asked.target, blocks, where, skeleton, np.array(cut))
+            more = {}
+            if skeleton.sharding == "zero1" and offload:
+                more = {"optimizer_offload_fraction": offload, "optimizer_offload_overlap": True}
+            parts_of = asked.model, asked.cluster, asked.target, blocks, where, skeleton, np.array(cut)
+            candidate = build_plan(*parts_of, more)
             if rules.violations(rules.facts_of_plan(candidate, asked.model, asked.workload, asked.target)):
                 break
             count += 1
@@ -151,7 +156,8 @@ def virtual_cuts(costs, asked, where, skeleton):
     ids=["dense", "big-vocabulary", "moe", "mixed"],
 )
 def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
-    asked = request(model, cluster, work)
+    fewer = ("fsdp", "zero2") if "+" in cluster else ()  # where the space is large enough without them
+    asked = request(model, cluster, work, forbid=fewer)
     by_degrees, count = brute_force(asked)
     expected = min(by_degrees.values())
     answer = plan(asked)
@@ -173,12 +179,15 @@ def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
 
 def test_a_tight_memory_limit_changes_the_winner_and_is_met():
     """Memory squeezed until the fastest plan no longer fits: the answer is the best of those that do."""
-    free = request(small_model(layers=4), "1x2xA100-SXM-80GB", workload(batch=4, seq=1024))
+    free = request(small_model(layers=2), "1x2xA100-SXM-80GB", workload(batch=4, seq=1024), allow=("all_options",))
     roomy = plan(free)
     assert roomy.estimate is not None
     need = max(stage.reserved_bytes / stage.limit_bytes for stage in roomy.estimate.stages)
     asked = free.model_copy(update={"memory_headroom": 1 - 0.9 * need})
     by_degrees, _ = brute_force(asked)
+    for fraction in OFFLOAD_FRACTIONS:
+        for key, step_s in brute_force(asked, fraction)[0].items():
+            by_degrees[key] = min(by_degrees.get(key, np.inf), step_s)
     answer = plan(asked)
     if not by_degrees:
         assert answer.status == "infeasible"

@@ -35,7 +35,7 @@ def test_megatron_019() -> None:
     target = load_target("megatron@0.19")
     assert target.verified == "code"
     assert target.schedules == ("1f1b", "interleaved")
-    assert target.sharding == ("none", "zero1", "fsdp")
+    assert target.sharding == ("none", "zero1", "zero2", "fsdp")
     assert target.rank_orders == ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
     assert target.vocab_divisor == 128
     assert target.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +19,7 @@ from meshwright.specs.workload import Workload
 from .derive import (
     FP8_RECIPES,
     FSDP_STRATEGIES,
+    OFFLOAD_ENVIRONMENT,
     checkpoint_format,
     context_sizes,
     facts_of_batch,
@@ -52,10 +53,16 @@ def violations(facts: Facts) -> list[Violation]:
 
 
 def bulk_legal(
-    batch: CandidateBatch, model: ModelSpec, workload: Workload, target: Target, gpus: Iterable[GpuType] = ()
+    batch: CandidateBatch,
+    model: ModelSpec,
+    workload: Workload,
+    target: Target,
+    gpus: Iterable[GpuType] = (),
+    chosen: Mapping[str, Any] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-    """Mask of the legal candidates, and how many each rule is the first to refuse."""
-    facts = facts_of_batch(batch, model, workload, target, gpus)
+    """Mask of the legal candidates, and how many each rule is the first to refuse; ``chosen`` as in
+    :func:`facts_of_batch`."""
+    facts = facts_of_batch(batch, model, workload, target, gpus, chosen)
     legal = np.ones(len(batch), dtype=np.bool_)
     rejected: dict[str, int] = {}
     for rule in MEGATRON:
@@ -91,6 +98,7 @@ __all__ = [
     "FP8_RECIPES",
     "FSDP_STRATEGIES",
     "MEGATRON",
+    "OFFLOAD_ENVIRONMENT",
     "Facts",
     "Layout",
     "LayoutError",

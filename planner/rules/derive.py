@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost_models.graphs import scope_of_search
+from meshwright.cost_models.memory import held
+from meshwright.cost_models.overlap import default_overlap
 from meshwright.specs.attention import LinearAttention, MambaMixer, MLAAttention, SoftmaxAttention
 from meshwright.specs.batch import CandidateBatch, IntArray
 from meshwright.specs.cluster import GpuType
 from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import ModelSpec
-from meshwright.specs.plan import Hsdp, Plan, Stage, expand_blocks, parse_range
+from meshwright.specs.plan import Hsdp, Options, Plan, Stage, expand_blocks, parse_range
 from meshwright.specs.target import RecomputeMode, Target
 from meshwright.specs.workload import Workload
 
@@ -22,6 +25,8 @@ from .facts import Facts
 from .layout import Layout
 from .logic import Truth
 
+#: What fine-grained offload needs in the environment (Transformer Engine 2.10 and later); exports set it.
+OFFLOAD_ENVIRONMENT = {"NVTE_CPU_OFFLOAD_V1": "1"}
 #: Precisions that run on bf16 parameters with quantized matrix products.
 FP8_RECIPES = {"fp8": "tensorwise", "mxfp8": "mxfp8"}
 #: Sharding levels that Megatron-FSDP runs, by its strategy name; zero1 is the distributed optimizer.
@@ -115,13 +120,22 @@ def facts_of_model(
 
 
 def facts_of_batch(
-    batch: CandidateBatch, model: ModelSpec, workload: Workload, target: Target, gpus: Iterable[GpuType] = ()
+    batch: CandidateBatch,
+    model: ModelSpec,
+    workload: Workload,
+    target: Target,
+    gpus: Iterable[GpuType] = (),
+    chosen: Mapping[str, Any] | None = None,
 ) -> Facts:
-    """Facts of every candidate: degrees as arrays; the layer split is open, so layout rules do not apply."""
+    """Facts of every candidate: degrees as arrays; the layer split is open, so layout rules do not apply.
+
+    ``chosen`` replaces facts, by name, that follow from options beyond those that a search always writes.
+    """
     fixed = facts_of_model(model, workload, target, gpus)
-    modes, levels = target.recompute, target.sharding
+    modes, sharded = target.recompute, [held(name) for name in target.sharding]
+    levels = [kept.level for kept in sharded]
     distributed = _by_index(batch.sharding, [uses_distributed_optimizer(level) for level in levels])
-    return Facts(
+    facts = Facts(
         **fixed,
         world_size=batch.world_size,
         tp=batch.tp,
@@ -143,6 +157,8 @@ def facts_of_batch(
         cuda_graph="local" if "cuda_graph" in target.switches else "none",
         cuda_graph_modules=scope_of_search(model) if "cuda_graph" in target.switches else (),
         cp_comm_type=("allgather",) if fixed["sparse_attention"] else ("p2p",),
+        shared_expert_overlap=default_overlap(model, target.switches).shared_expert,
+        dist_opt_instances=_by_index(batch.sharding, [kept.replicas for kept in sharded]),
         dist_opt=distributed,
         megatron_fsdp=_by_index(batch.sharding, [uses_fsdp(level) for level in levels]),
         ckpt_format=_by_index(batch.sharding, [checkpoint_format(level) for level in levels]),
@@ -150,6 +166,7 @@ def facts_of_batch(
         overlap_param_gather=distributed & target.overlap_param_gather,
         **_recompute(modes, lambda values: _by_index(batch.recompute, values)),
     )
+    return replace(facts, **chosen) if chosen else facts
 
 
 def facts_of_plan(
@@ -161,7 +178,12 @@ def facts_of_plan(
     layout, fault = layout_of_plan(plan)
     fixed = facts_of_model(model, workload, target, gpus)
     return Facts(
-        **{**fixed, "dispatcher": options.dispatcher or target.dispatcher, "grouped_gemm": options.grouped_gemm},
+        **{
+            **fixed,
+            "dispatcher": options.dispatcher or target.dispatcher,
+            "grouped_gemm": options.grouped_gemm,
+            **_offload(options),
+        },
         world_size=plan.num_ranks,
         tp=degrees.tp,
         pp=plan.pp,
@@ -204,6 +226,19 @@ def facts_of_plan(
         **_recompute((first.recompute,), lambda values: values[0]),
         recompute_method=first.recompute.method,
     )
+
+
+def _offload(options: Options) -> dict[str, Any]:
+    """What an export says of host memory: the optimizer there is a precision-aware one."""
+    out: dict[str, Any] = {
+        "cpu_offload_layers": options.activation_offload_layers,
+        "fine_grained_offload": bool(options.activation_offload_modules),
+        "offload_modules": options.activation_offload_modules,
+        "optimizer_cpu_offload": options.optimizer_offload_fraction > 0,
+    }
+    if options.activation_offload_modules:
+        out["environment"] = OFFLOAD_ENVIRONMENT
+    return out | ({"precision_aware": True} if options.optimizer_offload_fraction else {})
 
 
 def context_sizes(plan: Plan) -> tuple[int, ...]:

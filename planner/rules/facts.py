@@ -50,7 +50,7 @@ class Facts:
     rank_order: str = "tp-cp-ep-dp-pp"
     uniform_stages: bool = True
     rank_fault: str = ""
-    dist_opt_instances: int = 1
+    dist_opt_instances: Number = 1
 
     # Batch and sequence.
     micro_batch_size: Number = 1

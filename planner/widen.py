@@ -1,0 +1,366 @@
+"""Options beyond those that every candidate is priced with: searched after them, for what they could still win.
+
+Each :class:`Wave` prices the candidates of the search under one more setting: another way of sharding, another exchange
+of context parallelism, a share of the optimizer in host memory. A wave leaves out every candidate whose passes alone,
+without the terms that the setting may shorten and without regard to memory, take as long as the best plan found: no
+split of it can win. So the bound holds over all waves, and where the best plan is near it a wave prices little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost_models.cells import CostModel
+from meshwright.cost_models.overlap import default_overlap
+from meshwright.cost_models.protocol import STATIC, TERMS, StageCosts
+from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
+
+from .corrections import cost_model
+from .explore import Progress, Search
+from .finalists import SearchResult
+from .host_memory import (
+    OffloadedOptimizer,
+    least_host_update_s,
+    may_offload_optimizer,
+    offloaded_layers,
+    within_host_memory,
+    without_optimizer,
+)
+from .pricing import PricedBatch
+from .request import PlanRequest
+
+#: Shares of the optimizer state that are tried in host memory.
+OFFLOAD_FRACTIONS = (0.25, 0.5, 1.0)
+
+#: Waves over larger spaces than this run only where nothing fits without them, or where the request allows them.
+MOST_CANDIDATES = 8_000
+
+#: What the waves add to the space, in words, for ``bound.space``.
+SHARDING_SPACE = (
+    "zero2; full sharding with pipeline stages; shards of the optimizer or of everything inside each instance of a "
+    "network level, replicated over the instances"
+)
+CONTEXT_SPACE = (
+    "context parallelism by all-to-all, all-gather, or all-to-all inside a network level and a ring over its instances"
+)
+OPTIMIZER_SPACE = (
+    f"{', '.join(f'{fraction:.0%}' for fraction in OFFLOAD_FRACTIONS)} of the optimizer in host memory under zero1"
+)
+LAYERS_SPACE = (
+    "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory"
+)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Candidates under one more setting.
+
+    ``costs`` makes what prices it, ``chosen`` are facts for the rules, ``shorter`` the terms of a pass that it may
+    shorten. ``batch`` gives the candidates to price, of those in ``rows``.
+    """
+
+    request: PlanRequest
+    costs: Callable[[], StageCosts]
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    shorter: tuple[str, ...] = ()
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        """[N] the candidates that can have the setting."""
+        return np.ones(len(priced), dtype=np.bool_)
+
+    def least_s(self, priced: PricedBatch) -> FloatArray:
+        """[N] lower bound of the step time of the candidates with the setting."""
+        return least_passes_s(priced, self.shorter)
+
+    def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
+        """Add the candidates ``which`` to ``search`` under the setting."""
+        search.add(priced.arrangement, self.batch(priced.batch.take(which)))
+
+    def batch(self, batch: CandidateBatch) -> CandidateBatch:
+        """The candidates of the wave from those of the search."""
+        return batch
+
+
+#: Candidates of the search, and which of them a wave may run.
+_Promising = tuple[PricedBatch, BoolArray]
+
+
+def searched(request: PlanRequest, progress: Progress | None = None, first_fit: bool = False) -> Search:
+    """The search of a request with the results of all waves; with ``first_fit`` up to the first plan that fits."""
+    search = Search(without_forbidden(request), progress=progress)
+    search.run(first_fit)
+    if not (first_fit and search.result.best) and isinstance(search.costs, CostModel):
+        _widen(search, search.costs, first_fit)
+    return search
+
+
+def without_forbidden(request: PlanRequest) -> PlanRequest:
+    """The request with no switch of its target on that it forbids."""
+    kept = tuple(switch for switch in request.target.switches if switch not in request.forbid)
+    if kept == request.target.switches:
+        return request
+    return request.model_copy(update={"target": request.target.model_copy(update={"switches": kept})})
+
+
+def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
+    """Add what the waves find to the result of ``search``."""
+    result, base = search.result, list(search.result.priced)
+    limit = search.request.deadline_s
+    deadline = None if limit is None else search.started + limit
+    if search.request.target.activation_offload_layers and "offload" not in search.request.forbid:
+        limit_s = result.best.step_time_s if result.best else np.inf
+        result.finalists += offloaded_layers(search, base, least_passes_s, limit_s)
+        search.wider = (LAYERS_SPACE,)
+    for wave in _waves(search, costs, base):
+        limit_s = result.best.step_time_s if result.best else np.inf
+        found = _promising(wave, base, limit_s, result)
+        if not found:
+            continue
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            result.untried_bound_s, result.complete, result.deadline_hit = 0.0, False, True
+            break
+        update = {"deadline_s": left, "work_limit": _left_to_split(search)}
+        inner = Search(wave.request.model_copy(update=update), wave.costs(), search.progress)
+        inner.chosen = wave.chosen
+        for priced, which in found:
+            wave.price(inner, priced, which)
+        _merge(result, inner.run_on(limit_s, first_fit), wave)
+        if first_fit and result.best:
+            break
+
+
+def _left_to_split(search: Search) -> int | None:
+    """What a request's work limit leaves for a wave."""
+    limit = search.request.work_limit
+    return None if limit is None else max(limit - search.result.split, 1)
+
+
+def least_passes_s(priced: PricedBatch, without: tuple[str, ...] = ()) -> FloatArray:
+    """[N] lower bound of the seconds of all passes over every split, memory aside and the terms ``without`` for free.
+
+    The bounds of :meth:`.PricedBatch.least_step_s`, nothing recomputed where that is open.
+    """
+    kept = [index for index, term in enumerate(TERMS) if term not in without]
+    cells, batch, pp = priced.cells, priced.batch, priced.arrangement.pp
+    busy = cells.forward_terms_s[..., kept].sum(axis=-1) + cells.backward_terms_s[..., kept].sum(axis=-1)
+    work = np.maximum(busy[:, :, priced.kind].sum(axis=-1), 1e-30)[priced.row][:, priced.pools]
+    count = batch.num_microbatches.astype(float)
+    loaded = count / (1.0 / work).sum(axis=1)
+    quickest_behind = np.minimum.accumulate(work[:, ::-1], axis=1)[:, ::-1]
+    share = (1.0 - 1.0 / count)[:, None] ** np.arange(pp)[None, :]
+    passed_on = np.where(batch.vpp > 1, 0.0, count / (share / quickest_behind).sum(axis=1))
+    layers = np.unique(priced.kind[priced.counted > 0])
+    quick = busy[:, np.unique(priced.pools)][:, :, layers].min(axis=(1, 2))
+    fullest = count * np.ceil(priced.counted.sum() / pp) * quick[priced.row]
+    out: FloatArray = np.maximum(np.maximum(loaded, passed_on), fullest)
+    return out
+
+
+def _least_with_s(priced: PricedBatch, static_bytes: FloatArray) -> FloatArray:
+    """[N] lower bound of the passes where blocks hold ``static_bytes`` [C, B]; infinite where they cannot fit."""
+    other = copy(priced)
+    other.static_bytes = static_bytes
+    bound = other.least_step_s() - priced.least_tail_s()
+    out: FloatArray = np.where(other.least_fill() > 1.0, np.inf, bound)
+    return out
+
+
+def _promising(wave: Wave, base: list[PricedBatch], limit_s: float, result: SearchResult) -> list[_Promising]:
+    """The candidates of a wave that may be quicker than ``limit_s``."""
+    out = []
+    for priced in base:
+        able = wave.rows(priced)
+        if not able.any():
+            continue
+        left = able & (wave.least_s(priced) < limit_s)
+        result.pruned["options"] += int((able & ~left).sum())
+        if left.any():
+            out.append((priced, left))
+    return out
+
+
+def _merge(result: SearchResult, more: SearchResult, wave: Wave) -> None:
+    """Add what a wave found. What it could not settle below the best keeps the bound open."""
+    kept = [each for each in more.finalists if within_host_memory(wave.request, each)]
+    dropped = [each for each in more.finalists if not within_host_memory(wave.request, each)]
+    bounds = [more.untried_bound_s, *(min(each.bound_s, each.step_time_s) for each in dropped)]
+    result.untried_bound_s = min(result.untried_bound_s, *bounds)
+    result.finalists += kept
+    result.candidates += more.candidates
+    result.pruned.update(more.pruned)
+    result.complete &= more.complete
+    result.deadline_hit |= more.deadline_hit
+    result.split += more.split
+
+
+@dataclass(frozen=True)
+class _Sharding(Wave):
+    """Other ways of sharding than the search has: candidates under zero1 once more under each of ``names``."""
+
+    names: tuple[str, ...] = ()
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        return np.asarray(priced.batch.sharding == self.request.target.sharding.index("zero1"))
+
+    def least_s(self, priced: PricedBatch) -> FloatArray:
+        """Weights and gradients may be divided by all ranks of a stage, the optimizer is no more than it was."""
+        static, ranks = priced.cells.static_bytes_by, priced.cells.keys.stage_ranks
+        optimizer = static[..., STATIC.index("optimizer")]
+        return _least_with_s(priced, optimizer + (static.sum(axis=-1) - optimizer) / ranks[:, None])
+
+    def batch(self, batch: CandidateBatch) -> CandidateBatch:
+        ranks, spans = batch.stage_ranks, _spans(self.request)
+        parts = []
+        for name in self.names:
+            level, _, replicas = name.partition(":")
+            with_stages = level in self.request.target.sharding_with_stages or level == "hsdp"
+            able = (batch.pp == 1) | with_stages
+            if replicas:
+                shards = (ranks % int(replicas) == 0) & np.isin(ranks // int(replicas), spans)
+                divides = (batch.dp * batch.cp % int(replicas) == 0) & (batch.edp % int(replicas) == 0)
+                able &= shards & divides & (batch.dp * batch.cp > int(replicas))
+            elif level == "fsdp":
+                able &= batch.pp > 1  # those of one stage are in the search already
+            part = batch.take(able)
+            index = np.full(len(part), self.request.target.sharding.index(name))
+            parts.append(replace(part, sharding=index))
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.joined(part)
+        return whole
+
+
+@dataclass(frozen=True)
+class _Instances(_Sharding):
+    """Instances of the distributed optimizer: they hold more than one does, and differ from it in the tail alone."""
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        return np.asarray(super().rows(priced) & (priced.least_fill() <= 1.0))
+
+    def least_s(self, priced: PricedBatch) -> FloatArray:
+        return priced.least_step_s() - priced.least_tail_s()
+
+
+@dataclass(frozen=True)
+class _Context(Wave):
+    """Another exchange of context parallelism; ``inner`` ranks exchange heads where a ring joins them."""
+
+    inner: int = 1
+    cp: int | None = None
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        batch = priced.batch
+        if not (batch.cp == self.cp if self.cp else batch.cp > 1).any():
+            return np.zeros(len(batch), dtype=np.bool_)
+        if self.cp is None:
+            return np.asarray((batch.cp > 1) & (priced.least_fill() <= 1.0))
+        # The all-to-all fills a network level.
+        filled = np.isin(batch.tp * self.inner, _spans(self.request))
+        return np.asarray((batch.cp == self.cp) & filled & (priced.least_fill() <= 1.0))
+
+
+@dataclass(frozen=True)
+class _OptimizerOffload(Wave):
+    """A share of the optimizer in host memory."""
+
+    fraction: float = 0.0
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        return np.asarray(priced.batch.sharding == self.request.target.sharding.index("zero1"))
+
+    def least_s(self, priced: PricedBatch) -> FloatArray:
+        static = without_optimizer(priced.cells.static_bytes_by, self.fraction)
+        return _least_with_s(priced, static.sum(axis=-1)) + least_host_update_s(self.request, priced, self.fraction)
+
+    def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
+        """Passes cost what they did; the rules ask for nothing of single candidates."""
+        static = without_optimizer(priced.cells.static_bytes_by, self.fraction)
+        search.result.priced.append(priced.under(which, search.costs, static))
+
+
+def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterator[Wave]:
+    """Those that gain most first, since what they find prunes the others. Notes in ``search`` what they add.
+
+    The host's pace is not measured, so that the optimizer goes there only where nothing fits otherwise or the request
+    allows it.
+    """
+    request, everything = search.request, search.result.best is None or "all_options" in search.request.allow
+    if may_offload_optimizer(request) and (everything or "optimizer_offload" in request.allow):
+        search.wider += (OPTIMIZER_SPACE,)
+        for fraction in OFFLOAD_FRACTIONS:
+            yield _OptimizerOffload(request, partial(OffloadedOptimizer, costs, fraction), fraction=fraction)
+    if not everything and search.result.candidates > MOST_CANDIDATES:
+        return
+    names, instances = _shardings(request, base)
+    search.wider += (SHARDING_SPACE,) if names or instances else ()
+    every = dict.fromkeys((*request.target.sharding, *names, *instances))
+    wide = request.model_copy(update={"target": request.target.model_copy(update={"sharding": tuple(every)})})
+    if names:
+        yield _Sharding(wide, partial(cost_model, wide), names=names)
+    if instances:
+        yield _Instances(wide, partial(cost_model, wide), names=instances)
+    if "cp_comm_type" not in request.forbid and "cp" not in request.forbid and request.target.context_exchanges:
+        search.wider += (CONTEXT_SPACE,)
+        yield from _contexts(request, base)
+
+
+def _spans(request: PlanRequest) -> IntArray:
+    """Ranks inside one instance of each network level of the pools."""
+    return np.array(sorted({level.span for pool in request.cluster.pools for level in pool.levels}), dtype=np.int64)
+
+
+def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the sharding levels beyond the search's, and of optimizers with instances; none where one is pinned."""
+    target, forbid = request.target, set(request.forbid)
+    if "sharding" in request.fix or "zero1" not in target.sharding:
+        return (), ()
+    names, instances = [], []
+    if "zero2" in target.sharding and "zero2" not in forbid:
+        names.append("zero2")
+    fully = "fsdp" in target.sharding and "fsdp" not in forbid
+    if fully and "fsdp" in target.sharding_with_stages:
+        names.append("fsdp")
+    ranks = {priced.arrangement.stage_ranks for priced in base}
+    copies = sorted({r // int(span) for r in ranks for span in _spans(request) if r % span == 0 and r > span})
+    if "zero1" in target.sharding_replicas and "dist_opt_instances" not in forbid:
+        instances = [f"zero1:{count}" for count in copies]
+    if fully and "fsdp" in target.sharding_replicas and "hsdp" not in forbid:
+        names += [f"hsdp:{count}" for count in copies]
+    return tuple(names), tuple(instances)
+
+
+def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[Wave]:
+    usual = default_overlap(request.model, request.target.switches)
+    if usual.context != "p2p":  # sparse attention must gather
+        return
+    degrees = sorted({int(cp) for priced in base for cp in np.unique(priced.batch.cp)})
+    shorter = ("cp_comm", "host")
+    for kind in request.target.context_exchanges:
+        if kind in ("a2a", "allgather"):
+            costs = partial(_costs, request, {"context": kind}, {"cp_comm_type": kind})
+            yield _Context(request, costs, {"cp_comm_type": (kind,)}, shorter)
+        elif kind == "a2a+p2p":
+            for cp in degrees:
+                for inner in (size for size in range(2, cp) if cp % size == 0):
+                    if not np.isin(_spans(request) % inner, 0).any():
+                        continue
+                    overlap, options = {"context": kind, "context_a2a_size": inner}, {"cp_comm_type": kind}
+                    costs = partial(_costs, request, overlap, options | {"cp_a2a_size": inner})
+                    chosen = {"cp_comm_type": (kind,), "hierarchical_cp_sizes": (inner, cp // inner)}
+                    yield _Context(request, costs, chosen, shorter, inner, cp)
+
+
+def _costs(request: PlanRequest, overlap: Mapping[str, Any], options: Mapping[str, Any]) -> CostModel:
+    """The costs of a request under other switches of communication, whose plans say ``options``."""
+    found = cost_model(request)
+    found.overlap = replace(found.overlap, **overlap)
+    found.plan_options = options
+    return found
