@@ -109,8 +109,8 @@ Allow = Annotated[
     option(
         "--allow",
         "Let plans have an option that needs more than a stock installation: tp_comm_overlap, ep_comm_overlap, "
-        "delay_wgrad, flex_dispatcher, cuda_graph; or optimizer_offload; or all_options, which tries every option in "
-        "spaces of any size. Repeatable.",
+        "delay_wgrad, flex_dispatcher, cuda_graph; or activation_offload, optimizer_offload; or all_options, which "
+        "tries every option in spaces of any size. Repeatable.",
         "NAME",
     ),
 ]

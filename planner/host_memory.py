@@ -9,7 +9,13 @@ import numpy as np
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.memory import optimizer_bytes_per_param
-from meshwright.cost_models.offload import OFFLOAD_BUFFERS, activation_offload_s, host_update_s
+from meshwright.cost_models.offload import (
+    C2C,
+    OFFLOAD_BUFFERS,
+    activation_offload_s,
+    host_link_bandwidth,
+    host_update_s,
+)
 from meshwright.cost_models.protocol import STATIC, BlockTable, CellCosts, Tail
 from meshwright.specs.batch import CellKeys, FloatArray, IntArray
 
@@ -79,6 +85,18 @@ class OffloadedOptimizer:
     ) -> FloatArray:
         """See :meth:`~meshwright.cost_models.protocol.StageCosts.shared_embedding_s`."""
         return self._costs.shared_embedding_s(cells, row, first_pool, last_pool, stages)
+
+
+def may_offload_activations(request: PlanRequest, fits: bool) -> bool:
+    """Whether plans of a request may keep activations in host memory.
+
+    What PCIe moves while GPUs share the host's memory is not measured, so over it only where nothing ``fits`` otherwise
+    or the request allows it.
+    """
+    able = request.target.activation_offload_layers and "offload" not in request.forbid
+    asked = {"activation_offload", "all_options"} & set(request.allow)
+    gpus = [request.cluster.gpu_of(pool) for pool in request.cluster.pools]
+    return able and (not fits or bool(asked) or all(host_link_bandwidth(gpu) == C2C for gpu in gpus))
 
 
 def may_offload_optimizer(request: PlanRequest) -> bool:

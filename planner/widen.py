@@ -28,6 +28,7 @@ from .finalists import SearchResult
 from .host_memory import (
     OffloadedOptimizer,
     least_host_update_s,
+    may_offload_activations,
     may_offload_optimizer,
     offloaded_layers,
     within_host_memory,
@@ -114,7 +115,7 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
     result, base = search.result, list(search.result.priced)
     limit = search.request.deadline_s
     deadline = None if limit is None else search.started + limit
-    if search.request.target.activation_offload_layers and "offload" not in search.request.forbid:
+    if may_offload_activations(search.request, fits=result.best is not None):
         limit_s = result.best.step_time_s if result.best else np.inf
         result.finalists += offloaded_layers(search, base, least_passes_s, limit_s)
         search.wider = (LAYERS_SPACE,)

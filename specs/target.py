@@ -27,9 +27,9 @@ Switch = Literal[
 ]
 
 #: What a request may allow: switches, and what a search leaves out unless nothing fits without it:
-#: ``optimizer_offload``, a share of the optimizer in host memory, and ``all_options``, with that every option that it
-#: tries one by one, in spaces of any size.
-Allowed = Literal[Switch, "optimizer_offload", "all_options"]
+#: ``activation_offload`` over PCIe, ``optimizer_offload``, a share of the optimizer in host memory, and
+#: ``all_options``, with these every option that it tries one by one, in spaces of any size.
+Allowed = Literal[Switch, "activation_offload", "optimizer_offload", "all_options"]
 
 
 class RecomputeMode(Document):

@@ -10,7 +10,7 @@ from meshwright.cost_models.collectives import collective_s
 from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.offload import C2C, HOST_MEMORY_BANDWIDTH, PCIE5
 from meshwright.planner import rules
-from meshwright.planner.host_memory import OffloadedOptimizer
+from meshwright.planner.host_memory import OffloadedOptimizer, may_offload_activations
 from meshwright.planner.search import plan
 from meshwright.planner.widen import OFFLOAD_FRACTIONS, searched
 from meshwright.specs.batch import CellKeys
@@ -194,3 +194,24 @@ def test_the_optimizer_stays_where_megatron_refuses_to_move_it():
     assert answer.plan is None or not answer.plan.options.optimizer_offload_fraction
     momentum = request(small_model(layers=6), "1x2xH100", workload(4, 1024, optimizer="sgd"), fix=fix, forbid=forbid)
     assert plan(tight(momentum, 0.8)).plan is None
+
+
+@pytest.mark.parametrize("cluster", ["1x2xH100", "1x1xH100+1x1xA100-80GB"])
+def test_a_pinned_sharding_runs_with_stages(cluster):
+    for level in ("none", "zero1"):
+        answer = plan(request(small_model(), cluster, fix={"pp": 2, "sharding": level}))
+        assert answer.plan is not None
+        assert (answer.plan.pp, answer.plan.sharding) == (2, level)
+
+
+def test_activations_cross_pcie_only_where_allowed_or_nothing_fits():
+    fits = request(small_model(), "1x2xH100")
+    allowed = fits.model_copy(update={"allow": ("activation_offload",)})
+    linked = request(small_model(), "1x2xGB200-NVL72")
+    forbidden = linked.model_copy(update={"forbid": ("offload",)})
+    assert not may_offload_activations(fits, True)
+    assert may_offload_activations(allowed, True)
+    assert may_offload_activations(linked, True)
+    assert not may_offload_activations(forbidden, True)
+    assert may_offload_activations(fits, False)
+    assert not may_offload_activations(forbidden, False)
