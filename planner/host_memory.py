@@ -87,16 +87,15 @@ class OffloadedOptimizer:
         return self._costs.shared_embedding_s(cells, row, first_pool, last_pool, stages)
 
 
-def may_offload_activations(request: PlanRequest, fits: bool) -> bool:
+def may_offload_activations(request: PlanRequest) -> bool:
     """Whether plans of a request may keep activations in host memory.
 
-    What PCIe moves while GPUs share the host's memory is not measured, so over it only where nothing ``fits`` otherwise
-    or the request allows it.
+    What PCIe moves while GPUs share the host's memory is not measured, so over it only where the request allows it.
     """
     able = request.target.activation_offload_layers and "offload" not in request.forbid
     asked = {"activation_offload", "all_options"} & set(request.allow)
     gpus = [request.cluster.gpu_of(pool) for pool in request.cluster.pools]
-    return able and (not fits or bool(asked) or all(host_link_bandwidth(gpu) == C2C for gpu in gpus))
+    return able and (bool(asked) or all(host_link_bandwidth(gpu) == C2C for gpu in gpus))
 
 
 def may_offload_optimizer(request: PlanRequest) -> bool:

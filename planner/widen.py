@@ -115,7 +115,7 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
     result, base = search.result, list(search.result.priced)
     limit = search.request.deadline_s
     deadline = None if limit is None else search.started + limit
-    if may_offload_activations(search.request, fits=result.best is not None):
+    if may_offload_activations(search.request):
         limit_s = result.best.step_time_s if result.best else np.inf
         result.finalists += offloaded_layers(search, base, least_passes_s, limit_s)
         search.wider = (LAYERS_SPACE,)
@@ -290,11 +290,10 @@ class _OptimizerOffload(Wave):
 def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterator[Wave]:
     """Those that gain most first, since what they find prunes the others. Notes in ``search`` what they add.
 
-    The host's pace is not measured, so that the optimizer goes there only where nothing fits otherwise or the request
-    allows it.
+    The host's pace is not measured, so that the optimizer goes there only where the request allows it.
     """
     request, everything = search.request, search.result.best is None or "all_options" in search.request.allow
-    if may_offload_optimizer(request) and (everything or "optimizer_offload" in request.allow):
+    if may_offload_optimizer(request) and {"optimizer_offload", "all_options"} & set(request.allow):
         search.wider += (OPTIMIZER_SPACE,)
         for fraction in OFFLOAD_FRACTIONS:
             yield _OptimizerOffload(request, partial(OffloadedOptimizer, costs, fraction), fraction=fraction)
