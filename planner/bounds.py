@@ -175,6 +175,13 @@ class SplitBounds:
         out: FloatArray = one[..., None, None] * rare + two[..., None, None] * common
         return out
 
+    def _redone_s(self, extra: FloatArray, redone: IntArray, rare: IntArray, common: IntArray) -> FloatArray:
+        """[n, P, A+1, W+1] the least that ``extra`` [n, P, B] of ``redone`` of so many layers adds up to."""
+        one, two = (each[:, :, None, None] for each in self._classes(extra))
+        of_rare = np.minimum(redone, np.where(one <= two, rare, (redone - common).clip(min=0)))
+        out: FloatArray = of_rare * one + (redone - of_rare) * two
+        return out
+
     def _timed(self, index: IntArray, leading: IntArray, rare: IntArray, common: IntArray) -> Test:
         """The test without memory and gradient reduction."""
         priced, pp, pools = self.priced, self.priced.arrangement.pp, self.priced.pools
@@ -184,16 +191,16 @@ class SplitBounds:
         ahead = priced.send_s(index)
         back = np.concatenate([np.zeros((len(index), 1)), ahead[:, :-1]], axis=1)
         busy = priced.busy[row][:, pools]
-        again = (priced.busy[priced.full_row[index]][:, pools] - busy)[:, :, self.kinds].min(axis=-1).clip(min=0.0)
+        extra = (priced.busy[priced.full_row[index]][:, pools] - busy).clip(min=0.0)
+        again = extra[:, :, self.kinds].min(axis=-1)
         work = self._sum(busy, rare, common)
         for stage in {0, pp - 1}:
             work[:, stage] += busy[:, stage, self.fixed[stage]].sum(axis=-1)[:, None, None]
         # Chunks of c layers recompute min(leading, c): in sum least where all but one chunk have a single layer.
         apart, first = (chunks - 1)[:, None, None], leading[:, None, None]
         redone = apart * np.minimum(first, 1) + np.minimum(first, (rare + common - apart).clip(min=0))
-        work += (
-            again[:, :, None, None] * redone[:, None] + np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
-        )
+        work += self._redone_s(extra, redone[:, None], rare, common)
+        work += np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
         work *= count[:, None, None, None]
         # Chunk j of the first P holds layer j or a later one: the first i chunks take as long as i layers at least.
         ways, passed = [], []

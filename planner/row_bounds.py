@@ -51,11 +51,12 @@ class RowBounds:
         # Work of more layers than this on one stage passes the limit.
         time = (limit_s / (self.count * quickest.min(axis=1))).max()
         self.most = int(min(self.total - (self.pp - 1) * self.virtual, time))
-        again = priced.busy[priced.full_row[index]][:, priced.pools] - self.busy
-        self.again = again[:, :, np.unique(self.order)].min(axis=2).clip(min=0.0)
+        self.again = (priced.busy[priced.full_row[index]][:, priced.pools] - self.busy).clip(min=0.0)
         fixed = self.busy[:, 0, self.head].sum(axis=1)[:, None]
         nothing = np.zeros((len(index), 1))
         self.prefix = np.concatenate([nothing, np.cumsum(quickest, axis=1)], axis=1) + fixed
+        cheapest = np.sort(self.again.min(axis=1)[:, self.order], axis=1)
+        self.least_again = np.concatenate([nothing, np.cumsum(cheapest, axis=1)], axis=1)
         self.sends = 2 * priced.send_s(index)
 
         if self.able:
@@ -93,11 +94,17 @@ class RowBounds:
             taken[:, stage] += of[:, stage] * kept[:, stage, blocks].sum(axis=1)[:, None]
             room[:, stage] -= static[:, stage, blocks].sum(axis=1)
         runs = {}
-        for name, table in (("busy", self.busy), ("kept", kept), ("static", static)):
+        for name, table in (("busy", self.busy), ("again", self.again), ("kept", kept), ("static", static)):
             for chunk in {0, min(1, between), virtual - 1}:
                 runs[name, chunk] = _least_runs(table[:, :, self.order], chunk * pp, self.most)
         self.ways: list[tuple[int, int, FloatArray, FloatArray]] = []
         whole = cells.activation_bytes[row][:, self.order].min(axis=1)[:, None]
+
+        def redo(layers: int, chunk: int) -> FloatArray:
+            """Seconds that recomputing the first layers of a chunk adds at least."""
+            redone = np.minimum(leading, layers)[None].repeat(pp, axis=2)
+            out: FloatArray = np.take_along_axis(runs["again", chunk], redone, axis=0)[0]
+            return out
 
         def held(layers: int, chunk: int) -> FloatArray:
             redone = np.minimum(leading, layers)
@@ -112,18 +119,17 @@ class RowBounds:
             inner = between + extra
             need = taken + first_live * held(first, 0)[..., None] + last_live * held(last, virtual - 1)[..., None]
             size = runs["static", 0][first] + runs["static", virtual - 1][last]
-            redone = np.minimum(leading, first)
-            if between:  # least where one chunk has all layers but one of each other
-                redone = redone + np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
-            early = runs["busy", 0][first] + fixed_s[0] + redone * self.again
+            early = runs["busy", 0][first] + fixed_s[0] + redo(first, 0)
             if between:
                 one = np.where(leading > 0, lean, whole)
                 few = np.minimum(extra, between * np.maximum(leading - 1, 0))
                 more = few * np.minimum(lean, whole) + (extra - few) * whole
                 need = need + inner_live * one[..., None] + inner_least * more[..., None]
                 size = size + inner * runs["static", 1][1]
-                early = early + inner * runs["busy", 1][1]
-            late = runs["busy", virtual - 1][last] + fixed_s[1] + np.minimum(leading, last) * self.again
+                # Fewest are recomputed where one chunk has all layers but one of each other.
+                redone = np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
+                early = early + inner * runs["busy", 1][1] + redone * runs["again", 1][1]
+            late = runs["busy", virtual - 1][last] + fixed_s[1] + redo(last, virtual - 1)
             fits = need.max(axis=2) + size <= room
             if fits.any():
                 self.ways.append((first, layers, np.where(fits, early, np.inf), late))
@@ -145,13 +151,14 @@ class RowBounds:
         earliest[:, 0, 0] = 0.0
         hops = np.zeros((number, 1, 1))
         longest = max(first for first, _, _, _ in ways)
-        leading, again = self.pairs.leading[:, None, None], self.again.min(axis=1)[:, None, None]
+        leading = self.pairs.leading[:, None, None]
         held = np.arange(width)[None, None, :]  # layers in first chunks so far
         count = self.count[:, None, None]
         for stage in range(pp):
             some = np.minimum(leading, 1) * max(stage - 1, 0) + np.minimum(leading, (held - stage + 1).clip(min=0))
-            redone = np.where(leading >= longest, held, some)
-            arrives = (self.prefix[:, None, :width] + redone * again + hops) * (stage > 0)
+            redone = np.where(leading >= longest, held, np.minimum(some, held))
+            again = np.take_along_axis(self.least_again, redone[:, 0], axis=1)[:, None]
+            arrives = (self.prefix[:, None, :width] + again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
             send = self.sends[:, stage, None, None]
             for first, layers, early_s, late_s in ways:
