@@ -141,16 +141,18 @@ class RowBounds:
         pp, number = self.pp, len(self.pairs.index)
         left = (step_s * (1 + ROUNDING) - self.after_s)[:, None, None]
         work = self.count[:, None]
-        ways = [way for way in self.ways if (work * (way[2] + way[3]) <= left[:, :, 0]).any()]
-        most = max((layers for _, layers, _, _ in ways), default=0)
-        slack = most * pp - self.total
+        ways = [(*way, (work * (way[2] + way[3]) <= left[:, :, 0]).any(axis=0)) for way in self.ways]
+        layers_of, first_of = (
+            np.max([way[k] * way[4] for way in ways], axis=0) if ways else np.zeros(pp, dtype=int) for k in (1, 0)
+        )
+        slack = int(layers_of.sum()) - self.total
         if slack < 0:
             return np.zeros(number, dtype=np.bool_)
-        width = self.total - pp * (self.virtual - 1) + 1
+        width = min(self.total - pp * (self.virtual - 1), int(first_of.sum())) + 1
         earliest = np.full((number, slack + 1, width), np.inf)
         earliest[:, 0, 0] = 0.0
         hops = np.zeros((number, 1, 1))
-        longest = max(first for first, _, _, _ in ways)
+        longest = int(first_of.max())
         leading = self.pairs.leading[:, None, None]
         held = np.arange(width)[None, None, :]  # layers in first chunks so far
         count = self.count[:, None, None]
@@ -161,9 +163,13 @@ class RowBounds:
             arrives = (self.prefix[:, None, :width] + again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
             send = self.sends[:, stage, None, None]
-            for first, layers, early_s, late_s in ways:
-                short, early, late = most - layers, early_s[:, stage, None, None], late_s[:, stage, None, None]
-                if short > slack or not np.isfinite(early).any():
+            for first, layers, early_s, late_s, possible in ways:
+                short, early, late = (
+                    layers_of[stage] - layers,
+                    early_s[:, stage, None, None],
+                    late_s[:, stage, None, None],
+                )
+                if short > slack or not possible[stage]:
                     continue
                 group = pp * np.where(np.isfinite(early), early, 0.0)
                 ready = np.maximum(earliest, arrives + group)
