@@ -44,8 +44,8 @@ IMPROVED = 3
 SIMULATION_LIMIT = 256
 #: Splits of an interleaved candidate up to which all are looked at.
 FEW_SPLITS = 200
-#: Halvings of the interval in which the bound of the interleaved candidates lies.
-BOUND_STEPS = 8
+#: Step times that are tested for the bound of the interleaved candidates, the second so much below the best.
+BOUND_STEPS, FIRST_REACH = 9, 0.02
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
 
@@ -390,7 +390,7 @@ class Search:
             for bounds, pairs in self.open
             for rows in row_bounds(bounds.priced, bounds.within(pairs, high), high)
         ]
-        low, middle = 0.5 * high, high
+        low, middle, reach = 0.0, high, FIRST_REACH * high
         for _ in range(BOUND_STEPS):
             passed = [
                 (bounds, rows)
@@ -403,5 +403,8 @@ class Search:
                 return  # none may be quicker than the best
             else:
                 low = middle
-            middle = (low + high) / 2
+            if low == 0.0:  # further and further down to the first that none passes
+                middle, reach = max(high - reach, 0.0), 2 * reach
+            else:
+                middle = (low + high) / 2
         self.result.untried_bound_s = min(self.result.untried_bound_s, low)

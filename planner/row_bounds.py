@@ -60,7 +60,7 @@ class RowBounds:
         self.sends = 2 * priced.send_s(index)
 
         if self.able:
-            self._lay_out()
+            self._lay_out(limit_s)
 
     @property
     def able(self) -> bool:
@@ -69,7 +69,7 @@ class RowBounds:
         ways = comb(spare + 2, 2) if self.virtual == 2 else comb(spare + 3, 3)
         return ways * self.pp <= MOST_WAYS and not (self.count % self.pp).any()
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, limit_s: float) -> None:
         """Find the ways."""
         priced, index, pp, virtual = self.priced, self.pairs.index, self.pp, self.virtual
         row, full, cells = priced.row[index], priced.full_row[index], priced.cells
@@ -100,37 +100,34 @@ class RowBounds:
         self.ways: list[tuple[int, int, FloatArray, FloatArray]] = []
         whole = cells.activation_bytes[row][:, self.order].min(axis=1)[:, None]
 
-        def redo(layers: int, chunk: int) -> FloatArray:
-            """Seconds that recomputing the first layers of a chunk adds at least."""
-            redone = np.minimum(leading, layers)[None].repeat(pp, axis=2)
-            out: FloatArray = np.take_along_axis(runs["again", chunk], redone, axis=0)[0]
-            return out
-
-        def held(layers: int, chunk: int) -> FloatArray:
-            redone = np.minimum(leading, layers)
-            rest = np.take_along_axis(runs["kept", chunk], (layers - redone)[None].repeat(pp, axis=2), axis=0)[0]
-            out: FloatArray = redone * lean + rest
-            return out
-
+        some, ends = np.arange(self.most + 1)[:, None, None], {0, virtual - 1}
+        redone = np.minimum(leading, some).repeat(pp, axis=2)
+        rest = {chunk: np.take_along_axis(runs["kept", chunk], some - redone, axis=0) for chunk in ends}
+        held = {chunk: redone * lean + rest[chunk] for chunk in ends}
+        took = {chunk: runs["busy", chunk] + np.take_along_axis(runs["again", chunk], redone, axis=0) for chunk in ends}
+        left = ((limit_s * (1 + ROUNDING) - self.after_s) / self.count)[:, None]
         for first, last, extra in product(range(1, self.most), range(1, self.most), range(self.most if between else 1)):
-            layers = first + between + extra + last
+            inner = between + extra
+            layers = first + inner + last
             if layers > self.most:
                 continue
-            inner = between + extra
-            need = taken + first_live * held(first, 0)[..., None] + last_live * held(last, virtual - 1)[..., None]
+            early, late = took[0][first] + fixed_s[0], took[virtual - 1][last] + fixed_s[1]
+            if between:
+                # Fewest are recomputed where one chunk has all layers but one of each other.
+                again = np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
+                early = early + inner * runs["busy", 1][1] + again * runs["again", 1][1]
+            fits = early + late <= left
+            if not fits.any():
+                continue
+            need = taken + first_live * held[0][first][..., None] + last_live * held[virtual - 1][last][..., None]
             size = runs["static", 0][first] + runs["static", virtual - 1][last]
-            early = runs["busy", 0][first] + fixed_s[0] + redo(first, 0)
             if between:
                 one = np.where(leading > 0, lean, whole)
                 few = np.minimum(extra, between * np.maximum(leading - 1, 0))
                 more = few * np.minimum(lean, whole) + (extra - few) * whole
                 need = need + inner_live * one[..., None] + inner_least * more[..., None]
                 size = size + inner * runs["static", 1][1]
-                # Fewest are recomputed where one chunk has all layers but one of each other.
-                redone = np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
-                early = early + inner * runs["busy", 1][1] + redone * runs["again", 1][1]
-            late = runs["busy", virtual - 1][last] + fixed_s[1] + redo(last, virtual - 1)
-            fits = need.max(axis=2) + size <= room
+            fits &= need.max(axis=2) + size <= room
             if fits.any():
                 self.ways.append((first, layers, np.where(fits, early, np.inf), late))
 
