@@ -59,6 +59,7 @@ class RowBounds:
         self.least_again = np.concatenate([nothing, np.cumsum(cheapest, axis=1)], axis=1)
         self.sends = 2 * priced.send_s(index)
 
+        self.work = 0
         if self.able:
             self._lay_out(limit_s)
 
@@ -160,6 +161,7 @@ class RowBounds:
             arrives = (self.prefix[:, None, :width] + again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
             send = self.sends[:, stage, None, None]
+            self.work += earliest.size * sum(bool(possible[stage]) for *_, possible in ways)
             for first, layers, early_s, late_s, possible in ways:
                 short, early, late = (
                     layers_of[stage] - layers,
@@ -189,9 +191,3 @@ def _least_runs(values: FloatArray, start: int, most: int) -> FloatArray:
             of = sums[:, stage, start + stage :]
             out[length, :, stage] = (of[:, length:] - of[:, :-length]).min(axis=1)
     return out
-
-
-def row_bounds(priced: PricedBatch, pairs: Test, limit_s: float) -> list[RowBounds]:
-    """The test of ``pairs``, V by V."""
-    chunks = priced.batch.vpp[pairs.index]
-    return [RowBounds(priced, pairs.take(np.flatnonzero(chunks == virtual)), limit_s) for virtual in np.unique(chunks)]

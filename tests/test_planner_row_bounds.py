@@ -10,9 +10,10 @@ import pytest
 from meshwright.planner.bounds import SplitBounds
 from meshwright.planner.explore import Search
 from meshwright.planner.finalists import all_cuts
+from meshwright.planner.open_bound import OpenBound
 from meshwright.planner.pricing import PricedBatch
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.row_bounds import row_bounds
+from meshwright.planner.row_bounds import RowBounds
 from meshwright.specs.attention import SoftmaxAttention
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.feed_forward import DenseFFN, MoEFFN
@@ -81,9 +82,26 @@ def test_a_layout_passes_at_the_step_time_of_the_quickest_split(seed: int) -> No
             for step_s in found.values():
                 same = {leading for leading, value in found.items() if value == pytest.approx(step_s, rel=1e-12)}
                 pairs = bounds.pairs(np.array([candidate]), np.array([step_s]))
-                (rows,) = row_bounds(priced, pairs, step_s)
+                rows = RowBounds(priced, pairs, step_s)
                 assert rows.able
                 assert same & set(rows.pairs.leading[rows.passes(step_s)].tolist())
                 refused += not rows.passes(0.5 * step_s).any()
                 compared += 1
     assert refused > 0 or compared == 0
+
+
+@pytest.mark.parametrize("seed", range(0, SPACES, 2))
+def test_the_bound_of_open_candidates_is_below_their_quickest_split(seed: int) -> None:
+    search = Search(interleaved_request(seed))
+    search._price()
+    rng, least_s, chosen = np.random.default_rng(seed), np.inf, []
+    for priced in search.result.priced:
+        index = np.sort(rng.permutation(np.flatnonzero(priced.batch.vpp > 1))[:COMPARED])
+        least_s = min([least_s, *(step_s for one in index.tolist() for step_s in quickest(priced, one).values())])
+        chosen.append((SplitBounds(priced), index))
+    if least_s == np.inf:
+        return
+    limit_s = 1.3 * least_s
+    pairs = [(bounds, bounds.pairs(index, np.full(len(index), limit_s))) for bounds, index in chosen]
+    bound_s = OpenBound(pairs, limit_s).bound_s()
+    assert 0.5 * least_s < bound_s <= least_s * (1 + 1e-9)
