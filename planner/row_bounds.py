@@ -26,7 +26,9 @@ from .live import live_mixes
 from .pricing import PricedBatch
 
 #: Ways to lay out the layers of a stage, times stages, beyond which a candidate is not tested.
-MOST_WAYS = 2500
+MOST_WAYS = 11_000
+#: Table entries as which looking at a way counts, beside those that it fills.
+PER_WAY = 5_000
 
 
 class RowBounds:
@@ -131,6 +133,7 @@ class RowBounds:
             fits &= need.max(axis=2) + size <= room
             if fits.any():
                 self.ways.append((first, layers, np.where(fits, early, np.inf), late))
+        self.work = PER_WAY * pp * len(self.ways)
 
     def passes(self, step_s: float) -> BoolArray:
         """[K] whether there may be a split below ``step_s``."""
@@ -161,7 +164,7 @@ class RowBounds:
             arrives = (self.prefix[:, None, :width] + again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
             send = self.sends[:, stage, None, None]
-            self.work += earliest.size * sum(bool(possible[stage]) for *_, possible in ways)
+            self.work += (earliest.size + PER_WAY) * sum(bool(possible[stage]) for *_, possible in ways)
             for first, layers, early_s, late_s, possible in ways:
                 short, early, late = (
                     layers_of[stage] - layers,
