@@ -143,9 +143,9 @@ class RowBounds:
         left = (step_s * (1 + ROUNDING) - self.after_s)[:, None, None]
         work = self.count[:, None]
         ways = [(*way, (work * (way[2] + way[3]) <= left[:, :, 0]).any(axis=0)) for way in self.ways]
-        layers_of, first_of = (
-            np.max([way[k] * way[4] for way in ways], axis=0) if ways else np.zeros(pp, dtype=int) for k in (1, 0)
-        )
+        if not ways:
+            return np.zeros(number, dtype=np.bool_)
+        layers_of, first_of = (np.stack([way[k] * way[4] for way in ways]).max(axis=0) for k in (1, 0))
         slack = int(layers_of.sum()) - self.total
         if slack < 0:
             return np.zeros(number, dtype=np.bool_)
