@@ -142,7 +142,7 @@ class RowBounds:
         pp, number = self.pp, len(self.pairs.index)
         left = (step_s * (1 + ROUNDING) - self.after_s)[:, None, None]
         work = self.count[:, None]
-        ways = [(*way, (work * (way[2] + way[3]) <= left[:, :, 0]).any(axis=0)) for way in self.ways]
+        ways = [(*way, np.asarray((work * (way[2] + way[3]) <= left[:, :, 0]).any(axis=0))) for way in self.ways]
         if not ways:
             return np.zeros(number, dtype=np.bool_)
         layers_of, first_of = (np.stack([way[k] * way[4] for way in ways]).max(axis=0) for k in (1, 0))
@@ -166,12 +166,9 @@ class RowBounds:
             send = self.sends[:, stage, None, None]
             self.work += (earliest.size + PER_WAY) * sum(bool(possible[stage]) for *_, possible in ways)
             for first, layers, early_s, late_s, possible in ways:
-                short, early, late = (
-                    layers_of[stage] - layers,
-                    early_s[:, stage, None, None],
-                    late_s[:, stage, None, None],
-                )
-                if short > slack or not possible[stage]:
+                early, late = early_s[:, stage, None, None], late_s[:, stage, None, None]
+                short = layers_of[stage] - layers
+                if short > slack or first >= width or not possible[stage]:
                     continue
                 group = pp * np.where(np.isfinite(early), early, 0.0)
                 ready = np.maximum(earliest, arrives + group)
