@@ -227,6 +227,8 @@ class SplitBounds:
         apart, first = (chunks - 1)[:, None, None], leading[:, None, None]
         redone = apart * np.minimum(first, 1) + np.minimum(first, (rare + common - apart).clip(min=0))
         work += self._redone_s(extra, redone[:, None], rare, common)
+        # Recomputation may fall on added layers that are quicker: so many layers count as no slower than more of them.
+        work = np.minimum.accumulate(work[..., ::-1], axis=-1)[..., ::-1]
         work += np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
         work *= count[:, None, None, None]
         whole_s = self._whole_s(index, leading, busy, extra)

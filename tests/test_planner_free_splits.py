@@ -85,7 +85,8 @@ def best_of_every_split(priced: PricedBatch, candidate: int) -> dict[int, float]
     return out
 
 
-@pytest.mark.parametrize("seed", range(SPACES))
+# In the last one recomputation is cheaper on the layers that are added to a stage.
+@pytest.mark.parametrize("seed", sorted({*range(SPACES), 57}))
 def test_no_split_is_quicker_than_the_bounds_and_the_answer_is_the_quickest(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
