@@ -38,6 +38,7 @@ class Test:
     stage and back; ``passed_s`` [n, 2, 2]: what each rare and common layer before the stage adds to it, down and up
     (1F1B).
     ``first_reduce_s``, ``after_s`` [n]: the reduction of the first stage at least, and what follows the last one.
+    ``whole_s`` [n]: the work of all stages together; infinite where it is known not to fit in memory.
     """
 
     index: IntArray
@@ -50,6 +51,7 @@ class Test:
     passed_s: FloatArray
     first_reduce_s: FloatArray
     after_s: FloatArray
+    whole_s: FloatArray
 
     def columns(self) -> list[Any]:
         return [getattr(self, name) for name in self.__dataclass_fields__]
@@ -68,6 +70,8 @@ class SplitBounds:
         self.kinds, self.layers, self.rare = kinds, int(counts.sum()), int(counts.sum() - counts.max())
         if not 0 < self.rare <= MOST_RARE:
             self.rare = 0
+        #: Kinds that the classes do not tell apart: then what all stages need together says more.
+        self.alike, self.counts = len(kinds) > 1 and not self.rare, counts
         self.common_kinds = kinds[order[:1]] if self.rare else kinds
         self.rare_kinds = kinds[order[1:]] if self.rare else kinds
         self.common = self.layers - self.rare
@@ -85,25 +89,27 @@ class SplitBounds:
     def pairs(self, index: IntArray, step_s: FloatArray) -> Test:
         """The candidates ``index`` that may have a split below ``step_s`` [n], once for each number of recomputed
         layers with which they may."""
-        found = [self._pairs(index[rows], step_s[rows]) for rows in self._portions(index, step_s)]
+        width = self._width(index, step_s)
+        found = [self._pairs(index[rows], step_s[rows], width) for rows in self._portions(index, width)]
         return Test(*(np.concatenate(parts) for parts in zip(*(one.columns() for one in found), strict=True)))
 
     def first(self, index: IntArray, step_s: FloatArray) -> BoolArray:
         """[n] whether there is such a pair, looked for from the fewest recomputed layers on."""
         out = np.zeros(len(index), dtype=np.bool_)
-        for rows in self._portions(index, step_s):
-            out[rows] = np.isin(index[rows], self._pairs(index[rows], step_s[rows], first=True).index)
+        width = self._width(index, step_s)
+        for rows in self._portions(index, width):
+            out[rows] = np.isin(index[rows], self._pairs(index[rows], step_s[rows], width, first=True).index)
         return out
 
     def within(self, test: Test, step_s: float) -> Test:
         """Those that may still have a split below the shorter ``step_s``."""
         return test.take(np.flatnonzero(self._packs(test, step_s * (1 + ROUNDING) - test.after_s)))
 
-    def _pairs(self, index: IntArray, step_s: FloatArray, first: bool = False) -> Test:
+    def _pairs(self, index: IntArray, step_s: FloatArray, width: int, first: bool = False) -> Test:
         priced = self.priced
         leading, limit_s = priced.least_recomputed()[index], step_s * (1 + ROUNDING)
         rows, found = np.arange(len(index)), []
-        held = np.arange(self.rare + 1)[:, None], np.arange(self._width(index, step_s) + 1)[None, :]
+        held = np.arange(self.rare + 1)[:, None], np.arange(width + 1)[None, :]
         most = held[0][-1, 0] + held[1][0, -1]  # more layers than a chunk can have are none more
         while True:
             test = self._timed(index[rows], leading[rows], *held)
@@ -138,6 +144,8 @@ class SplitBounds:
         """
         priced, rare = self.priced, self.rare
         chunks = priced.batch.vpp[test.index][:, None]
+        room_s = left_s[:, None] - test.down_s - test.up_s - test.first_reduce_s[:, None]
+        enough = room_s.clip(min=0.0).sum(axis=1) >= test.whole_s
         placed = np.full((len(test.index), rare + 1), -np.inf)
         placed[:, 0] = 0.0
         before = np.arange(rare + 1)[None, :, None]
@@ -157,11 +165,11 @@ class SplitBounds:
                 after[:, taken:] = np.maximum(after[:, taken:], total)
             behind = (priced.arrangement.pp - 1 - stage) * chunks
             placed = np.minimum(after, self.layers - behind - before[:, :, 0])
-        return np.asarray(placed[:, rare] >= self.common)
+        return np.asarray((placed[:, rare] >= self.common) & enough)
 
-    def _portions(self, index: IntArray, step_s: FloatArray) -> list[IntArray]:
+    def _portions(self, index: IntArray, width: int) -> list[IntArray]:
         """Rows of ``index`` in portions whose tables are not too large; at least one."""
-        entries = len(index) * self.priced.arrangement.pp * (self.rare + 1) * (self._width(index, step_s) + 1)
+        entries = len(index) * self.priced.arrangement.pp * (self.rare + 1) * (width + 1)
         return np.array_split(np.arange(len(index)), max(1, min(len(index), -(-entries // MOST_ENTRIES))))
 
     def _classes(self, table: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -175,6 +183,32 @@ class SplitBounds:
         out: FloatArray = one[..., None, None] * rare + two[..., None, None] * common
         return out
 
+    def _cheapest(self, table: FloatArray, layers: IntArray) -> FloatArray:
+        """[n, B] -> [n] what the cheapest ``layers`` [n] decoder layers add up to."""
+        each = table[:, self.kinds]
+        order = np.argsort(each, axis=1, kind="stable")
+        there = self.counts[order]
+        taken = (layers[:, None] - np.cumsum(there, axis=1) + there).clip(min=0)
+        out: FloatArray = (np.minimum(taken, there) * np.take_along_axis(each, order, axis=1)).sum(axis=1)
+        return out
+
+    def _whole_s(self, index: IntArray, leading: IntArray, busy: FloatArray, extra: FloatArray) -> FloatArray:
+        """[n] seconds of a micro-batch on all stages together, sends aside."""
+        if not self.alike:
+            return np.zeros(len(index))
+        apart = self.priced.arrangement.pp * self.priced.batch.vpp[index] - 1
+        redone = apart * np.minimum(leading, 1) + np.minimum(leading, self.layers - apart)
+        work = busy.min(axis=1)[:, self.priced.kind].sum(axis=1)
+        out: FloatArray = work + self._cheapest(extra.min(axis=1), redone)
+        return out
+
+    def _redone_s(self, extra: FloatArray, redone: IntArray, rare: IntArray, common: IntArray) -> FloatArray:
+        """[n, P, A+1, W+1] the least that ``extra`` [n, P, B] of ``redone`` of so many layers adds up to."""
+        one, two = (each[:, :, None, None] for each in self._classes(extra))
+        of_rare = np.minimum(redone, np.where(one <= two, rare, (redone - common).clip(min=0)))
+        out: FloatArray = of_rare * one + (redone - of_rare) * two
+        return out
+
     def _timed(self, index: IntArray, leading: IntArray, rare: IntArray, common: IntArray) -> Test:
         """The test without memory and gradient reduction."""
         priced, pp, pools = self.priced, self.priced.arrangement.pp, self.priced.pools
@@ -184,17 +218,21 @@ class SplitBounds:
         ahead = priced.send_s(index)
         back = np.concatenate([np.zeros((len(index), 1)), ahead[:, :-1]], axis=1)
         busy = priced.busy[row][:, pools]
-        again = (priced.busy[priced.full_row[index]][:, pools] - busy)[:, :, self.kinds].min(axis=-1).clip(min=0.0)
+        extra = (priced.busy[priced.full_row[index]][:, pools] - busy).clip(min=0.0)
+        again = extra[:, :, self.kinds].min(axis=-1)
         work = self._sum(busy, rare, common)
         for stage in {0, pp - 1}:
             work[:, stage] += busy[:, stage, self.fixed[stage]].sum(axis=-1)[:, None, None]
         # Chunks of c layers recompute min(leading, c): in sum least where all but one chunk have a single layer.
         apart, first = (chunks - 1)[:, None, None], leading[:, None, None]
         redone = apart * np.minimum(first, 1) + np.minimum(first, (rare + common - apart).clip(min=0))
-        work += (
-            again[:, :, None, None] * redone[:, None] + np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
-        )
+        work += self._redone_s(extra, redone[:, None], rare, common)
+        # Recomputation may fall on added layers that are quicker: so many layers count as no slower than more of them.
+        work = np.minimum.accumulate(work[..., ::-1], axis=-1)[..., ::-1]
+        work += np.where(plain[:, None], ahead + back, 0.0)[:, :, None, None]
         work *= count[:, None, None, None]
+        whole_s = self._whole_s(index, leading, busy, extra)
+        whole_s = count * (whole_s + np.where(plain, (ahead + back).sum(axis=1), 0.0))
         # Chunk j of the first P holds layer j or a later one: the first i chunks take as long as i layers at least.
         ways, passed = [], []
         for table, sends in ((priced.forward_s, ahead), (priced.backward_s, np.where(plain[:, None], back, ahead))):
@@ -208,7 +246,7 @@ class SplitBounds:
         after_s = priced.least_tail_s()[index]
         room = np.ones(work.shape, dtype=np.bool_)
         (down, up), nothing = ways, np.zeros_like(after_s)
-        return Test(index, leading, work, room, work, down, up, np.stack(passed, axis=1), nothing, after_s)
+        return Test(index, leading, work, room, work, down, up, np.stack(passed, axis=1), nothing, after_s, whole_s)
 
     def _tailed(self, test: Test, rare: IntArray, common: IntArray) -> Test:
         """The test with gradient reduction and the tail of the fullest stage."""
@@ -278,6 +316,14 @@ class SplitBounds:
                 need[:, stage] += size
                 peak[:, stage] = np.maximum(peak[:, stage], transient[:, blocks].max(axis=-1))
         capacity = priced.capacity_bytes(index) * (1 + ROUNDING)
+        if self.alike:
+            all_chunks = pp * priced.batch.vpp[index]
+            redone = np.minimum(self.layers, test.leading * all_chunks)
+            rest = self._cheapest(kept, self.layers - np.where(redone > 0, redone, all_chunks))
+            inner = rest + np.maximum(redone - all_chunks, 0) * lean_least[:, 0, 0, 0]
+            whole = static[:, self.priced.kind].sum(axis=1) + peak.sum(axis=1)
+            whole += live[:, :, 0].sum(axis=1) * one[:, 0, 0, 0] + live[:, :, 1].min(axis=1) * inner
+            test = replace(test, whole_s=np.where(whole <= capacity.sum(axis=1), test.whole_s, np.inf))
         return replace(test, room=need + peak[:, :, None, None] <= capacity[:, :, None, None])
 
     def _live(self, index: IntArray) -> FloatArray:

@@ -21,9 +21,9 @@ from .arrangements import Arrangement, arrangements, refused_pools
 from .bounds import SplitBounds, Test
 from .corrections import cost_model
 from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
+from .open_bound import OpenBound
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .request import PlanRequest
-from .row_bounds import row_bounds
 from .space import candidates
 from .splits import fewest_recomputed_virtual, split_plain, split_virtual
 
@@ -44,8 +44,6 @@ IMPROVED = 3
 SIMULATION_LIMIT = 256
 #: Splits of an interleaved candidate up to which all are looked at.
 FEW_SPLITS = 200
-#: Halvings of the interval in which the bound of the interleaved candidates lies.
-BOUND_STEPS = 8
 #: Candidates split at most when the request names no limit.
 DEFAULT_WORK_LIMIT = 4000
 
@@ -378,30 +376,10 @@ class Search:
                     result.finalists.append(found)
 
     def _bound_open(self) -> None:
-        """Lower bound of the interleaved candidates over all their splits, by bisection between it and the best."""
+        """Lower bound of the interleaved candidates over all their splits."""
         best_s = min([self.limit_s, *(each.step_time_s for each in self.result.finalists)])
         if not np.isfinite(best_s):
             if any(len(pairs.index) for _, pairs in self.open):
                 self.result.untried_bound_s = 0.0
             return
-        high = best_s
-        left = [
-            (bounds, rows)
-            for bounds, pairs in self.open
-            for rows in row_bounds(bounds.priced, bounds.within(pairs, high), high)
-        ]
-        low, middle = 0.5 * high, high
-        for _ in range(BOUND_STEPS):
-            passed = [
-                (bounds, rows)
-                for bounds, rows in left
-                if len(bounds.within(rows.pairs.take(np.flatnonzero(rows.passes(middle))), middle).index)
-            ]
-            if passed:
-                left, high = passed, middle
-            elif middle == best_s:
-                return  # none may be quicker than the best
-            else:
-                low = middle
-            middle = (low + high) / 2
-        self.result.untried_bound_s = min(self.result.untried_bound_s, low)
+        self.result.untried_bound_s = min(self.result.untried_bound_s, OpenBound(self.open, best_s).bound_s())

@@ -26,7 +26,9 @@ from .live import live_mixes
 from .pricing import PricedBatch
 
 #: Ways to lay out the layers of a stage, times stages, beyond which a candidate is not tested.
-MOST_WAYS = 2500
+MOST_WAYS = 11_000
+#: Table entries as which looking at a way counts, beside those that it fills.
+PER_WAY = 5_000
 
 
 class RowBounds:
@@ -51,15 +53,17 @@ class RowBounds:
         # Work of more layers than this on one stage passes the limit.
         time = (limit_s / (self.count * quickest.min(axis=1))).max()
         self.most = int(min(self.total - (self.pp - 1) * self.virtual, time))
-        again = priced.busy[priced.full_row[index]][:, priced.pools] - self.busy
-        self.again = again[:, :, np.unique(self.order)].min(axis=2).clip(min=0.0)
+        self.again = (priced.busy[priced.full_row[index]][:, priced.pools] - self.busy).clip(min=0.0)
         fixed = self.busy[:, 0, self.head].sum(axis=1)[:, None]
         nothing = np.zeros((len(index), 1))
         self.prefix = np.concatenate([nothing, np.cumsum(quickest, axis=1)], axis=1) + fixed
+        cheapest = np.sort(self.again.min(axis=1)[:, self.order], axis=1)
+        self.least_again = np.concatenate([nothing, np.cumsum(cheapest, axis=1)], axis=1)
         self.sends = 2 * priced.send_s(index)
 
+        self.work = 0
         if self.able:
-            self._lay_out()
+            self._lay_out(limit_s)
 
     @property
     def able(self) -> bool:
@@ -68,7 +72,7 @@ class RowBounds:
         ways = comb(spare + 2, 2) if self.virtual == 2 else comb(spare + 3, 3)
         return ways * self.pp <= MOST_WAYS and not (self.count % self.pp).any()
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, limit_s: float) -> None:
         """Find the ways."""
         priced, index, pp, virtual = self.priced, self.pairs.index, self.pp, self.virtual
         row, full, cells = priced.row[index], priced.full_row[index], priced.cells
@@ -93,40 +97,43 @@ class RowBounds:
             taken[:, stage] += of[:, stage] * kept[:, stage, blocks].sum(axis=1)[:, None]
             room[:, stage] -= static[:, stage, blocks].sum(axis=1)
         runs = {}
-        for name, table in (("busy", self.busy), ("kept", kept), ("static", static)):
+        for name, table in (("busy", self.busy), ("again", self.again), ("kept", kept), ("static", static)):
             for chunk in {0, min(1, between), virtual - 1}:
                 runs[name, chunk] = _least_runs(table[:, :, self.order], chunk * pp, self.most)
         self.ways: list[tuple[int, int, FloatArray, FloatArray]] = []
         whole = cells.activation_bytes[row][:, self.order].min(axis=1)[:, None]
 
-        def held(layers: int, chunk: int) -> FloatArray:
-            redone = np.minimum(leading, layers)
-            rest = np.take_along_axis(runs["kept", chunk], (layers - redone)[None].repeat(pp, axis=2), axis=0)[0]
-            out: FloatArray = redone * lean + rest
-            return out
-
+        some, ends = np.arange(self.most + 1)[:, None, None], {0, virtual - 1}
+        redone = np.minimum(leading, some).repeat(pp, axis=2)
+        rest = {chunk: np.take_along_axis(runs["kept", chunk], some - redone, axis=0) for chunk in ends}
+        held = {chunk: redone * lean + rest[chunk] for chunk in ends}
+        took = {chunk: runs["busy", chunk] + np.take_along_axis(runs["again", chunk], redone, axis=0) for chunk in ends}
+        left = ((limit_s * (1 + ROUNDING) - self.after_s) / self.count)[:, None]
         for first, last, extra in product(range(1, self.most), range(1, self.most), range(self.most if between else 1)):
-            layers = first + between + extra + last
+            inner = between + extra
+            layers = first + inner + last
             if layers > self.most:
                 continue
-            inner = between + extra
-            need = taken + first_live * held(first, 0)[..., None] + last_live * held(last, virtual - 1)[..., None]
+            early, late = took[0][first] + fixed_s[0], took[virtual - 1][last] + fixed_s[1]
+            if between:
+                # Fewest are recomputed where one chunk has all layers but one of each other.
+                again = np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
+                early = early + inner * runs["busy", 1][1] + again * runs["again", 1][1]
+            fits = early + late <= left
+            if not fits.any():
+                continue
+            need = taken + first_live * held[0][first][..., None] + last_live * held[virtual - 1][last][..., None]
             size = runs["static", 0][first] + runs["static", virtual - 1][last]
-            redone = np.minimum(leading, first)
-            if between:  # least where one chunk has all layers but one of each other
-                redone = redone + np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
-            early = runs["busy", 0][first] + fixed_s[0] + redone * self.again
             if between:
                 one = np.where(leading > 0, lean, whole)
                 few = np.minimum(extra, between * np.maximum(leading - 1, 0))
                 more = few * np.minimum(lean, whole) + (extra - few) * whole
                 need = need + inner_live * one[..., None] + inner_least * more[..., None]
                 size = size + inner * runs["static", 1][1]
-                early = early + inner * runs["busy", 1][1]
-            late = runs["busy", virtual - 1][last] + fixed_s[1] + np.minimum(leading, last) * self.again
-            fits = need.max(axis=2) + size <= room
+            fits &= need.max(axis=2) + size <= room
             if fits.any():
                 self.ways.append((first, layers, np.where(fits, early, np.inf), late))
+        self.work = PER_WAY * pp * len(self.ways)
 
     def passes(self, step_s: float) -> BoolArray:
         """[K] whether there may be a split below ``step_s``."""
@@ -135,28 +142,33 @@ class RowBounds:
         pp, number = self.pp, len(self.pairs.index)
         left = (step_s * (1 + ROUNDING) - self.after_s)[:, None, None]
         work = self.count[:, None]
-        ways = [way for way in self.ways if (work * (way[2] + way[3]) <= left[:, :, 0]).any()]
-        most = max((layers for _, layers, _, _ in ways), default=0)
-        slack = most * pp - self.total
+        ways = [(*way, np.asarray((work * (way[2] + way[3]) <= left[:, :, 0]).any(axis=0))) for way in self.ways]
+        if not ways:
+            return np.zeros(number, dtype=np.bool_)
+        layers_of, first_of = (np.stack([way[k] * way[4] for way in ways]).max(axis=0) for k in (1, 0))
+        slack = int(layers_of.sum()) - self.total
         if slack < 0:
             return np.zeros(number, dtype=np.bool_)
-        width = self.total - pp * (self.virtual - 1) + 1
+        width = min(self.total - pp * (self.virtual - 1), int(first_of.sum())) + 1
         earliest = np.full((number, slack + 1, width), np.inf)
         earliest[:, 0, 0] = 0.0
         hops = np.zeros((number, 1, 1))
-        longest = max(first for first, _, _, _ in ways)
-        leading, again = self.pairs.leading[:, None, None], self.again.min(axis=1)[:, None, None]
+        longest = int(first_of.max())
+        leading = self.pairs.leading[:, None, None]
         held = np.arange(width)[None, None, :]  # layers in first chunks so far
         count = self.count[:, None, None]
         for stage in range(pp):
             some = np.minimum(leading, 1) * max(stage - 1, 0) + np.minimum(leading, (held - stage + 1).clip(min=0))
-            redone = np.where(leading >= longest, held, some)
-            arrives = (self.prefix[:, None, :width] + redone * again + hops) * (stage > 0)
+            redone = np.where(leading >= longest, held, np.minimum(some, held))
+            again = np.take_along_axis(self.least_again, redone[:, 0], axis=1)[:, None]
+            arrives = (self.prefix[:, None, :width] + again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
             send = self.sends[:, stage, None, None]
-            for first, layers, early_s, late_s in ways:
-                short, early, late = most - layers, early_s[:, stage, None, None], late_s[:, stage, None, None]
-                if short > slack or not np.isfinite(early).any():
+            self.work += (earliest.size + PER_WAY) * sum(bool(possible[stage]) for *_, possible in ways)
+            for first, layers, early_s, late_s, possible in ways:
+                early, late = early_s[:, stage, None, None], late_s[:, stage, None, None]
+                short = layers_of[stage] - layers
+                if short > slack or first >= width or not possible[stage]:
                     continue
                 group = pp * np.where(np.isfinite(early), early, 0.0)
                 ready = np.maximum(earliest, arrives + group)
@@ -179,9 +191,3 @@ def _least_runs(values: FloatArray, start: int, most: int) -> FloatArray:
             of = sums[:, stage, start + stage :]
             out[length, :, stage] = (of[:, length:] - of[:, :-length]).min(axis=1)
     return out
-
-
-def row_bounds(priced: PricedBatch, pairs: Test, limit_s: float) -> list[RowBounds]:
-    """The test of ``pairs``, V by V."""
-    chunks = priced.batch.vpp[pairs.index]
-    return [RowBounds(priced, pairs.take(np.flatnonzero(chunks == virtual)), limit_s) for virtual in np.unique(chunks)]

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from meshwright.planner import bounds as bounds_of_splits
 from meshwright.planner.bounds import SplitBounds
 from meshwright.planner.explore import Search
 from meshwright.planner.finalists import all_cuts
@@ -84,8 +85,12 @@ def best_of_every_split(priced: PricedBatch, candidate: int) -> dict[int, float]
     return out
 
 
-@pytest.mark.parametrize("seed", range(SPACES))
-def test_no_split_is_quicker_than_the_bounds_and_the_answer_is_the_quickest(seed: int) -> None:
+# In the last one recomputation is cheaper on the layers that are added to a stage.
+@pytest.mark.parametrize("seed", sorted({*range(SPACES), 57}))
+def test_no_split_is_quicker_than_the_bounds_and_the_answer_is_the_quickest(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds_of_splits, "MOST_RARE", 6 * (seed % 4 < 2))  # kinds counted apart, or as if alike
     search = Search(random_request(seed))
     result = search.run()
     rng, least_s = np.random.default_rng(seed), np.inf
