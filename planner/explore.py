@@ -15,6 +15,10 @@ import numpy as np
 
 from meshwright.cost_models.protocol import StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray, row_codes
+from meshwright.specs.cluster import GpuType
+from meshwright.specs.model import ModelSpec
+from meshwright.specs.target import Target
+from meshwright.specs.workload import Workload
 
 from . import rules
 from .arrangements import Arrangement, arrangements, refused_pools
@@ -105,7 +109,7 @@ class Search:
 
             search_over_pools(self, eligible)
             return self.result
-        self._price(lean=first_fit)
+        self.price_whole_pools(lean=first_fit)
         self._explore(first_fit)
         return self.result
 
@@ -129,31 +133,41 @@ class Search:
         cap = self.request.cap("pp") or self.request.fixed("pp")
         return min(self.request.model.num_layers, cap or self.request.model.num_layers)
 
-    def _price(self, lean: bool = False) -> None:
+    def price_whole_pools(self, lean: bool = False) -> None:
+        """Price the candidates that use pools whole; ``lean`` as in :func:`.candidates`."""
         found = list(arrangements(self.request.cluster, self._eligible(), self._max_stages()))
         for done, arrangement in enumerate(found):
             self.progress("price", done, len(found))
-            if self._late():
+            if self.late():
                 self.result.untried_bound_s = 0.0  # arrangements that were not looked at may hold anything
                 return
             self.add(arrangement, candidates(self.request, arrangement, lean))
+
+    def legal(self, batch: CandidateBatch) -> BoolArray:
+        """Mask of the legal candidates; what rules refuse is counted."""
+        mask, rejected = rules.bulk_legal(*self._judged(batch), self.chosen)
+        self.result.rejected.update(rejected)
+        self.result.pruned["illegal"] += int((~mask).sum())
+        return np.asarray(mask)
 
     def _legal(self, batch: CandidateBatch) -> CandidateBatch:
         self.result.candidates += len(batch)
         if not len(batch):
             return batch
-        modes = [mode.granularity for mode in self.request.target.recompute]
-        named = with_recompute(batch, in_block_mode(batch, self.request.target), modes, "full")
-        gpus = [self.request.cluster.gpu_of(self.request.cluster.pools[i]) for i in self._eligible()]
-        inputs = self.request.model, self.request.workload, self.request.target
-        mask, rejected = rules.bulk_legal(named, *inputs, gpus, self.chosen)
-        self.result.rejected.update(rejected)
+        mask = self.legal(batch)
         if not mask.any():  # nothing of this arrangement is legal: keep an example of why
-            example = rules.one_refusal(named, self.request.model, self.request.workload, self.request.target, gpus)
+            example = rules.one_refusal(*self._judged(batch))
             if example is not None:
                 self.result.refusals.setdefault(example.rule, example.message)
-        self.result.pruned["illegal"] += int((~mask).sum())
         return batch.take(mask)
+
+    def _judged(self, batch: CandidateBatch) -> tuple[CandidateBatch, ModelSpec, Workload, Target, list[GpuType]]:
+        """What the rules judge: candidates under the target's own recompute modes, and what they are for."""
+        request = self.request
+        modes = [mode.granularity for mode in request.target.recompute]
+        named = with_recompute(batch, in_block_mode(batch, request.target), modes, "full")
+        gpus = [request.cluster.gpu_of(request.cluster.pools[i]) for i in self._eligible()]
+        return named, request.model, request.workload, request.target, gpus
 
     def _explore(self, first_fit: bool) -> None:
         pending = self._promising()
@@ -180,7 +194,7 @@ class Search:
                 index = pending.member[mine]
                 found = self._even(priced, index)
                 self._simulate(_with_keys(found[:1], index, pending.key[mine]), podium)
-                if found or self._late():
+                if found or self.late():
                     return
 
     def _find(self, pending: _Pending, podium: Podium) -> BoolArray:
@@ -207,7 +221,7 @@ class Search:
             self.progress("find", int(tried.sum()), len(tried))
             best = self.result.best
             done_s = np.inf if best is None else best.step_time_s * (1 if np.isfinite(podium.last_s) else FAR_RUNNER_UP)
-            if self._late() or int(tried.sum()) >= self._limit or min(done_s, self.limit_s) <= limit_s:
+            if self.late() or int(tried.sum()) >= self._limit or min(done_s, self.limit_s) <= limit_s:
                 break
         self.result.complete = int(tried.sum()) < self._limit
         return tried
@@ -222,7 +236,7 @@ class Search:
         found: list[_Found] = []
         for done, (priced, mine) in enumerate(self._by_owner(pending, chunk)):
             self.progress("prove", done, len(self.result.priced))
-            if self._late():
+            if self.late():
                 return
             index, plain = pending.member[mine], priced.batch.vpp[pending.member[mine]] == 1
             split = self._plain(priced, index[plain], limit_s[mine[plain]])
@@ -247,7 +261,7 @@ class Search:
         for finalist, key in sorted(found, key=lambda item: (item[0].bound_s, item[0].order)):
             if finalist.bound_s >= podium.to_beat_s(key):
                 continue
-            if self._late():
+            if self.late():
                 return
             finalist = simulated(finalist)
             podium.enter(key, finalist.step_time_s)
@@ -257,7 +271,7 @@ class Search:
         """Improve the splits of the quickest interleaved plans layer by layer."""
         result = self.result
         for position in sorted(range(len(result.finalists)), key=lambda i: result.finalists[i].order)[:IMPROVED]:
-            if result.finalists[position].column("vpp") > 1 and not self._late():
+            if result.finalists[position].column("vpp") > 1 and not self.late():
                 result.finalists[position] = improved(result.finalists[position])
 
     def _settle(self) -> None:
@@ -270,10 +284,10 @@ class Search:
         left = SIMULATION_LIMIT
         for position in sorted(range(len(result.finalists)), key=lambda i: (result.finalists[i].bound_s, i)):
             finalist, best = result.finalists[position], result.best
-            if best is None or finalist.bound_s >= best.step_time_s or left <= 0 or self._late():
+            if best is None or finalist.bound_s >= best.step_time_s or left <= 0 or self.late():
                 break
             if finalist.settled:
-                result.finalists[position], used = refined(finalist, best.step_time_s, left, self._late)
+                result.finalists[position], used = refined(finalist, best.step_time_s, left, self.late)
                 left -= used
                 self.progress("refine", SIMULATION_LIMIT - left, SIMULATION_LIMIT)
 
@@ -299,13 +313,6 @@ class Search:
 
     def late(self) -> bool:
         """Whether the deadline has passed."""
-        return self._late()
-
-    def price_whole_pools(self) -> None:
-        """Price the candidates that use pools whole."""
-        self._price()
-
-    def _late(self) -> bool:
         deadline = self.request.deadline_s
         if deadline is not None and time.monotonic() - self.started > deadline:
             self.result.deadline_hit, self.result.complete = True, False
@@ -356,7 +363,9 @@ class Search:
         return out
 
     def _bounds(self, priced: PricedBatch) -> SplitBounds:
-        return self.bounds.setdefault(id(priced), SplitBounds(priced))
+        if id(priced) not in self.bounds:
+            self.bounds[id(priced)] = SplitBounds(priced)
+        return self.bounds[id(priced)]
 
     def _try_every_split(self) -> None:
         """Settle interleaved candidates that have few splits."""

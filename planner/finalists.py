@@ -16,9 +16,9 @@ from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 
 from .partition import splits_by_bound
 from .pricing import PricedBatch
-from .splits import improved_virtual, stage_tables
+from .splits import LEAST_GAIN, MOVES_TRIED, improved_cuts, stage_tables
 
-#: Chunk passes replayed at most to improve the interleaved split of one finalist.
+#: Chunk passes replayed at most to improve the split of one finalist.
 IMPROVEMENT_PASSES = 400_000
 #: Splits of a candidate simulated at once.
 SIMULATED_TOGETHER = 16
@@ -121,12 +121,13 @@ def simulated(finalist: Finalist) -> Finalist:
     return replace(finalist, step_time_s=step_s)
 
 
-def improved(finalist: Finalist) -> Finalist:
-    """An interleaved finalist with its split improved, where that shortens its step."""
+def improved(finalist: Finalist, moves: int = MOVES_TRIED, least_gain: float = LEAST_GAIN) -> Finalist:
+    """A finalist with its split improved, where that shortens its step; arguments as of :func:`.improved_cuts`."""
     priced, candidate, leading = finalist.batch, finalist.candidate, finalist.leading
     passes = 2 * (len(finalist.cuts) - 1) * min(finalist.column("num_microbatches"), MAX_REPLAYED)
-    cuts, step_s = improved_virtual(
-        priced, candidate, finalist.cuts, leading, finalist.step_time_s, IMPROVEMENT_PASSES // passes
+    tries = IMPROVEMENT_PASSES // passes
+    cuts, step_s = improved_cuts(
+        priced, candidate, finalist.cuts, leading, finalist.step_time_s, tries, moves, least_gain
     )
     return replace(finalist, cuts=cuts, step_time_s=step_s)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from meshwright.cost_models.offload import (
     host_link_bandwidth,
     host_update_s,
 )
-from meshwright.cost_models.protocol import STATIC, BlockTable, CellCosts, Tail
+from meshwright.cost_models.protocol import STATIC, CellCosts, Tail
 from meshwright.specs.batch import CellKeys, FloatArray, IntArray
 
 from . import rules
@@ -35,16 +34,13 @@ class OffloadedOptimizer:
 
     def __init__(self, costs: CostModel, fraction: float):
         self._costs, self.fraction = costs, fraction
-        self.shardings = costs.shardings
+        self.shardings, self.blocks = costs.shardings, costs.blocks
+        self.boundary_s, self.shared_embedding_s = costs.boundary_s, costs.shared_embedding_s
         self.plan_options = {"optimizer_offload_fraction": fraction, "optimizer_offload_overlap": True}
         self._lighter = CostModel(
             costs.model, costs.cluster, costs.workload, costs.target, overlap=costs.overlap, graphs=costs.graphs,
             multipliers=costs.multipliers, host_optimizer=self.fraction,
         )  # fmt: skip
-
-    @property
-    def blocks(self) -> BlockTable:
-        return self._costs.blocks
 
     def cells(self, keys: CellKeys) -> CellCosts:
         """See :meth:`~meshwright.cost_models.protocol.StageCosts.cells`."""
@@ -74,18 +70,6 @@ class OffloadedOptimizer:
         out: FloatArray = params * np.array(each)[pool]
         return out
 
-    def boundary_s(
-        self, cells: CellCosts, row: IntArray, from_pool: IntArray, to_pool: IntArray, first_rank: IntArray
-    ) -> FloatArray:
-        """See :meth:`~meshwright.cost_models.protocol.StageCosts.boundary_s`."""
-        return self._costs.boundary_s(cells, row, from_pool, to_pool, first_rank)
-
-    def shared_embedding_s(
-        self, cells: CellCosts, row: IntArray, first_pool: int, last_pool: int, stages: int
-    ) -> FloatArray:
-        """See :meth:`~meshwright.cost_models.protocol.StageCosts.shared_embedding_s`."""
-        return self._costs.shared_embedding_s(cells, row, first_pool, last_pool, stages)
-
 
 def may_offload_activations(request: PlanRequest) -> bool:
     """Whether plans of a request may keep activations in host memory.
@@ -99,9 +83,13 @@ def may_offload_activations(request: PlanRequest) -> bool:
 
 
 def may_offload_optimizer(request: PlanRequest) -> bool:
-    """Whether plans of a request may keep a share of the optimizer in host memory, under zero1 (rules D8a and D9)."""
+    """Whether plans of a request may keep a share of the optimizer in host memory, under zero1 (rules D8a and D9).
+
+    The host's pace is not measured, so only where the request allows it.
+    """
     target, workload = request.target, request.workload
-    able = target.optimizer_offload and "zero1" in target.sharding and "offload" not in request.forbid
+    asked = {"optimizer_offload", "all_options"} & set(request.allow)
+    able = bool(asked) and target.optimizer_offload and "zero1" in target.sharding and "offload" not in request.forbid
     pinned = request.fix.get("sharding", "zero1") == "zero1"
     return able and pinned and workload.optimizer == "adam" and workload.params_dtype != "fp8"
 
@@ -149,21 +137,16 @@ def _holds(request: PlanRequest, pool_index: int, bytes_a_gpu: float) -> bool:
     return bytes_a_gpu * pool.gpus_per_node <= room
 
 
-def offloaded_layers(
-    search: Search, base: list[PricedBatch], passes_s: Callable[[PricedBatch], FloatArray], limit_s: float
-) -> list[Finalist]:
+def offloaded_layers(search: Search, base: list[PricedBatch], limit_s: float) -> list[Finalist]:
     """Plans of one stage, nothing recomputed, whose first layers' activations wait in host memory: as few layers as
-    make it fit, since more only take longer. Those quicker than ``limit_s``, with their exact step times.
-
-    ``passes_s`` is a lower bound of the seconds of all passes of candidates, memory aside.
-    """
+    make it fit, since more only take longer. Those quicker than ``limit_s``, with their exact step times."""
     request, out = search.request, []
     modes = [mode.granularity for mode in request.target.recompute]
     for priced in base:
         if priced.arrangement.pp > 1:
             continue
         none = priced.is_block | np.isin(priced.batch.recompute, [k for k, name in enumerate(modes) if name == "none"])
-        index = np.flatnonzero(none & (passes_s(priced) < limit_s))
+        index = np.flatnonzero(none & (priced.least_passes_s() < limit_s))
         if not len(index):
             continue
         batch = priced.batch.take(index)

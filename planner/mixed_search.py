@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import combinations
 from math import comb
 
 import numpy as np
 
 from meshwright.cost_models.protocol import CellCosts, StageCosts
-from meshwright.cost_models.schedules.base import MAX_REPLAYED
 from meshwright.specs.batch import BoolArray, CandidateBatch, CellKeys, FloatArray, IntArray
 
 from .arrangements import Arrangement
-from .mixed_partition import TypeTables, best_split, layouts, tight_bound_s
+from .finalists import Finalist, all_cuts, improved
+from .mixed_partition import best_split, layouts, tight_bound_s
 from .mixed_pricing import PricedSkeletons
+from .mixed_queue import Task, Waiting
 from .mixed_space import Skeletons, allowed_counts, skeletons
 from .mixed_virtual import Interleaving, chunk_cuts
 from .pricing import PricedBatch
 from .request import PlanRequest
 from .space import VIRTUAL_STAGES
-from .splits import fewest_recomputed_virtual, neighbouring_cuts
+from .splits import fewest_recomputed_virtual
 
 #: Layouts priced event by event at most: plain ones, interleaved ones, and further ones for the plans beside the best.
 PLAIN_TRIES, VIRTUAL_TRIES, OTHER_TRIES = 96, 96, 24
@@ -43,33 +43,17 @@ LIKELY_KEPT = 8
 SMALL_SPACE = 500
 #: Plain layouts with at most this many splits are settled by pricing them all.
 LISTED_SPLITS = 300
-#: Quickest plans whose split is improved block by block, and passes of blocks replayed for each at most.
-IMPROVED, IMPROVEMENT_PASSES = 4, 400_000
-
-
-@dataclass(frozen=True)
-class MixedPlan:
-    """A plan found: a batch of one candidate on its arrangement, its split and step time, and the bound it was found
-    under."""
-
-    batch: PricedBatch
-    cuts: IntArray
-    leading: int
-    step_time_s: float
-    bound_s: float
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The degrees and pools that make a plan different from another."""
-        names = ("tp", "pp", "cp", "ep", "etp", "dp")
-        return (*(int(getattr(self.batch.batch, name)[0]) for name in names), *self.batch.arrangement.pools)
+#: Quickest plans whose split is improved block by block.
+IMPROVED = 4
+#: What a move must promise to gain, as a share of the step: more than rounding.
+LEAST_GAIN = 1e-12
 
 
 @dataclass
 class MixedResult:
-    """What was found; ``bound_s``: no plan of the space is faster."""
+    """What was found, each plan the one candidate of its batch; ``bound_s``: no plan of the space is faster."""
 
-    plans: list[MixedPlan] = field(default_factory=list)
+    plans: list[Finalist] = field(default_factory=list)
     bound_s: float = 0.0
     complete: bool = True
     candidates: int = 0
@@ -94,46 +78,6 @@ class _Kept:
         return self._cells[code]
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What waits: ``kind`` names the method that goes on with it."""
-
-    kind: str
-    owner: int
-    skeleton: int
-    leading: int = 0
-    reach: int = 0
-    items: tuple[tuple[float, tuple[int, ...], tuple[int, ...]], ...] = ()
-    position: int = 0
-    tables: TypeTables | None = None
-
-
-class _Waiting:
-    """Skeletons of all groups in rising order of a bound."""
-
-    def __init__(self, found: list[tuple[FloatArray, int]]):
-        nothing = np.empty(0)
-        bounds = np.concatenate([nothing, *(bound for bound, _ in found)])
-        owners = np.repeat([owner for _, owner in found], [len(bound) for bound, _ in found]).astype(np.int64)
-        rows = np.concatenate([nothing, *(np.arange(len(bound)) for bound, _ in found)]).astype(np.int64)
-        order = np.argsort(bounds, kind="stable")
-        self._bounds, self._owners, self._rows = bounds[order], owners[order], rows[order]
-        self.position = 0
-
-    def __len__(self) -> int:
-        return len(self._bounds)
-
-    @property
-    def bound_s(self) -> float:
-        """The bound of the next one, inf if none is left."""
-        return float(self._bounds[self.position]) if self.position < len(self._bounds) else np.inf
-
-    def take(self) -> tuple[int, int]:
-        """Group and row of the next one."""
-        self.position += 1
-        return int(self._owners[self.position - 1]), int(self._rows[self.position - 1])
-
-
 class MixedSearch:
     """One request's search over several pools, with legality given by ``legal`` (a mask of candidates)."""
 
@@ -154,7 +98,7 @@ class MixedSearch:
         self.virtual = self._virtual_stages()
         self.result = MixedResult()
         self.groups: list[PricedSkeletons] = []
-        self.queue: list[tuple[float, int, _Task]] = []
+        self.queue: list[tuple[float, int, Task]] = []
         self.tries: list[tuple[float, int, float, Interleaving, int, tuple[int, ...], tuple[int, ...], int]] = []
         self.by_key: dict[tuple[int, ...], float] = {}
         self.open_s = np.inf  # the least bound of interleaved layouts, which are never settled
@@ -214,7 +158,7 @@ class MixedSearch:
                 break
             if task is None:
                 owner, skeleton = waiting.take()
-                getattr(self, f"_{kind}")(bound, _Task(kind, owner, skeleton))
+                getattr(self, f"_{kind}")(bound, Task(kind, owner, skeleton))
                 continue
             if task.kind == "layout":
                 if not done and plain >= PLAIN_TRIES:
@@ -228,7 +172,7 @@ class MixedSearch:
             getattr(self, f"_{task.kind}")(bound, task)
         return min(waiting.bound_s, min((bound for bound, _, _ in self.queue), default=np.inf))
 
-    def _push(self, bound: float, task: _Task) -> None:
+    def _push(self, bound: float, task: Task) -> None:
         self.serial += 1
         heappush(self.queue, (float(bound), self.serial, task))
 
@@ -260,10 +204,10 @@ class MixedSearch:
                 if several and self.virtual[-1:] > (1,):
                     bounds["virtual"].append((group.least_interleaved_s(), len(self.groups)))
                 self.groups.append(group)
-        self.waiting = {kind: _Waiting(found) for kind, found in bounds.items()}
+        self.waiting = {kind: Waiting(found) for kind, found in bounds.items()}
         self.small = sum(len(waiting) for waiting in self.waiting.values()) <= SMALL_SPACE
 
-    def _skeleton(self, bound: float, task: _Task) -> None:
+    def _skeleton(self, bound: float, task: Task) -> None:
         """Find the layers that a plain skeleton must recompute."""
         group = self.groups[task.owner]
         leading = group.fewest_recomputed(task.skeleton)
@@ -273,7 +217,7 @@ class MixedSearch:
         load = group.least_loaded_s(task.skeleton, leading, bound, self.last_s)
         self._push(load, replace(task, kind="partition", leading=leading))
 
-    def _partition(self, bound: float, task: _Task) -> None:
+    def _partition(self, bound: float, task: Task) -> None:
         """All layouts of a skeleton up to some way above its bound, or up to the time to beat."""
         group = self.groups[task.owner]
         tables = task.tables or group.tables(task.skeleton, task.leading)
@@ -296,9 +240,9 @@ class MixedSearch:
         elif group.is_block[task.skeleton] and task.leading < group.longest(task.skeleton, limit):
             more = task.leading + 1
             load = group.least_loaded_s(task.skeleton, more, bound, self.last_s)
-            self._push(load, _Task("partition", task.owner, task.skeleton, more))
+            self._push(load, Task("partition", task.owner, task.skeleton, more))
 
-    def _layout(self, bound: float, task: _Task) -> None:
+    def _layout(self, bound: float, task: Task) -> None:
         """Tighten the bound of the layout that comes next, and price its best split."""
         value, order, counts = task.items[task.position]
         if task.position + 1 < len(task.items):
@@ -314,33 +258,28 @@ class MixedSearch:
             return
         found = self._found(priced, cuts, task.leading, value)
         if found is not None and value < self.best_s * 1.02:
-            found = improved(found, IMPROVEMENT_PASSES)
+            found = _improved(found)
             self._enter(found)
         if value < self.best_s:
             tight = max(value, tight_bound_s(tables, stages, self.best_s))
             if tight < self.best_s:
-                self._push(tight, _Task("settled", task.owner, task.skeleton))
+                self._push(tight, Task("settled", task.owner, task.skeleton))
 
     def _list(self, priced: PricedBatch, leading: int, bound: float) -> None:
         """Price every split of a plain layout that has few."""
-        layers = np.nonzero(priced.counted > 0)[0]
-        inner = [
-            [0, *(int(layers[i]) for i in cut), len(priced.counted)]
-            for cut in combinations(range(1, len(layers)), priced.arrangement.pp - 1)
-        ]
-        every = np.array(inner, dtype=np.int64)
+        every = all_cuts(priced.counted, priced.arrangement.pp)
         index = np.zeros(len(every), dtype=np.int64)
         every = every[priced.fits(index, every, np.full(len(every), leading))]
         if len(every):
             steps = priced.step_s(0, every, leading)
             best = int(steps.argmin())
-            self._enter(MixedPlan(priced, every[best], leading, float(steps[best]), bound))
+            self._enter(Finalist(priced, 0, every[best], float(steps[best]), bound, leading))
 
-    def _settled(self, bound: float, task: _Task) -> None:
+    def _settled(self, bound: float, task: Task) -> None:
         """A layout that was tried but not proven: its bound stays."""
         self.open_s = min(self.open_s, bound)
 
-    def _virtual(self, bound: float, task: _Task) -> None:
+    def _virtual(self, bound: float, task: Task) -> None:
         """Find the layers that an interleaved skeleton must recompute."""
         group = self.groups[task.owner]
         leading = group.fewest_recomputed(task.skeleton)
@@ -350,7 +289,7 @@ class MixedSearch:
         load = group.least_loaded_s(task.skeleton, min(leading, 1), bound, self.last_s)
         self._push(load, replace(task, kind="interleave", leading=leading))
 
-    def _interleave(self, bound: float, task: _Task) -> None:
+    def _interleave(self, bound: float, task: Task) -> None:
         """Bounds of all layouts of an interleaved skeleton; the promising ones wait to be tried."""
         group = self.groups[task.owner]
         most = tuple(int(count) for count in group.most[task.skeleton])
@@ -416,16 +355,16 @@ class MixedSearch:
         place = Arrangement(group.skeletons.stage_ranks, order, counts)
         return PricedBatch(self.costs, one, place, self.request.target, self.request.memory_headroom)
 
-    def _found(self, priced: PricedBatch, cuts: IntArray, leading: int, bound: float) -> MixedPlan | None:
+    def _found(self, priced: PricedBatch, cuts: IntArray, leading: int, bound: float) -> Finalist | None:
         one = np.array([0])
         if not priced.fits(one, cuts[None], np.array([leading]))[0]:
             return None
         step_s = float(priced.step_s(0, cuts[None], leading)[0])
-        plan = MixedPlan(priced, cuts, leading, step_s, bound)
+        plan = Finalist(priced, 0, cuts, step_s, bound, leading)
         self._enter(plan)
         return plan
 
-    def _enter(self, plan: MixedPlan) -> None:
+    def _enter(self, plan: Finalist) -> None:
         self.result.plans.append(plan)
         self.by_key[plan.key] = min(self.by_key.get(plan.key, np.inf), plan.step_time_s)
 
@@ -434,33 +373,10 @@ class MixedSearch:
         self.result.plans.sort(key=lambda plan: (plan.step_time_s, plan.key, plan.leading, plan.cuts.tolist()))
         for plan in self.result.plans[:IMPROVED]:
             if not self.late():
-                self._enter(improved(plan, IMPROVEMENT_PASSES))
+                self._enter(_improved(plan))
         self.result.plans.sort(key=lambda plan: (plan.step_time_s, plan.key, plan.leading, plan.cuts.tolist()))
 
 
-def improved(plan: MixedPlan, passes: int) -> MixedPlan:
-    """The plan with single blocks moved between chunks while a move that fits shortens the step; all moves near are
-    priced, as long as ``passes`` of blocks through chunks last."""
-    priced, cuts, step_s = plan.batch, plan.cuts, plan.step_time_s
-    each = 2 * (len(cuts) - 1) * min(int(priced.batch.num_microbatches[0]), MAX_REPLAYED)
-    tries = passes // each
-    while tries > 0:
-        every = neighbouring_cuts(cuts, priced.counted, priced.arrangement.pp)
-        index = np.zeros(len(every), dtype=np.int64)
-        if len(every):
-            every = every[priced.fits(index, every, np.full(len(every), plan.leading))]
-        if not len(every):
-            break
-        index = np.zeros(len(every), dtype=np.int64)
-        bounds = priced.bound_s(index, priced.sums(index, every, np.full(len(every), plan.leading)))
-        chosen = np.argsort(bounds, kind="stable")[: max(1, min(tries, 4 * len(cuts)))]
-        chosen = chosen[bounds[chosen] < step_s]
-        if not len(chosen):
-            break
-        tries -= len(chosen)
-        steps = priced.step_s(0, every[chosen], plan.leading)
-        quickest = int(steps.argmin())
-        if steps[quickest] >= step_s * (1 - 1e-12):
-            break
-        cuts, step_s = every[chosen[quickest]], float(steps[quickest])
-    return replace(plan, cuts=cuts, step_time_s=step_s)
+def _improved(plan: Finalist) -> Finalist:
+    """The plan improved by all moves that are near."""
+    return improved(plan, 4 * len(plan.cuts), LEAST_GAIN)

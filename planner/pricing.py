@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.cost_models import schedules
 from meshwright.cost_models.memory import block_capacity_bytes
-from meshwright.cost_models.protocol import CellCosts, StageCosts, Tail
+from meshwright.cost_models.protocol import TERMS, CellCosts, StageCosts, Tail
 from meshwright.cost_models.schedules.wavefront import finish_times_s
 from meshwright.cost_models.step import step_bound_s, with_tail_s
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
@@ -21,6 +21,9 @@ from .arrangements import Arrangement
 from .live import in_flight, live_mixes, schedule_name
 from .partition import leading_stop
 from .space import block_mode
+
+#: Seconds below which a term left out for free leaves no work: keeps bounds finite.
+LEAST_S = 1e-30
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class PricedBatch:
     def under(self, which: BoolArray, costs: StageCosts, static_bytes_by: FloatArray) -> PricedBatch:
         """The candidates ``which`` under costs of the same passes, whose blocks hold other bytes all the time."""
         out = copy(self)
-        for name in ("_least_tail_s", "_send_of_rows", "_shared_embedding_s", "shared_embedding_s"):
+        for name in ("_least_tail_s", "_send_of_rows", "shared_embedding_s"):
             out.__dict__.pop(name, None)
         out.costs, out.batch, out.is_block = costs, self.batch.take(which), self.is_block[which]
         out.row, out.full_row = self.row[which], self.full_row[which]
@@ -171,28 +174,37 @@ class PricedBatch:
         return out
 
     def least_step_s(self) -> FloatArray:
-        """[N] a lower bound of the step time over every split, memory aside.
+        """[N] a lower bound of the step time over every split, memory aside."""
+        return self._least_pipeline_s(self.busy, self.least_recomputed()) + self.least_tail_s()
+
+    def least_passes_s(self, without: tuple[str, ...] = ()) -> FloatArray:
+        """[N] the same of the passes alone, the terms ``without`` for free, nothing recomputed where that is open."""
+        kept = [index for index, term in enumerate(TERMS) if term not in without]
+        forward, backward = self.cells.forward_terms_s[..., kept], self.cells.backward_terms_s[..., kept]
+        return self._least_pipeline_s(forward.sum(axis=-1) + backward.sum(axis=-1), np.zeros(len(self), dtype=np.int64))
+
+    def _least_pipeline_s(self, busy: FloatArray, recomputed: IntArray) -> FloatArray:
+        """[N] seconds of all passes at least, with blocks of ``busy`` [C, G, B] and so many layers of a stage
+        ``recomputed`` [N].
 
         Work is cut freely: with t_i the busy seconds of stage i, 1F1B needs at least ``sum_{j<i} t_j + M t_i`` for
         every i. Where no later stage is quicker all of them tie at the optimum, t_i = V/M (1-1/M)^i, which gives V; so
         stages count as quick as the quickest behind them. Alone, ``M t_i`` holds for any order; interleaving may hide
         all else.
         """
-        total = self.busy
-        work = total[:, :, self.kind].sum(axis=-1)[self.row][:, self.pools]
+        work = np.maximum(busy[:, :, self.kind].sum(axis=-1), LEAST_S)[self.row][:, self.pools]
         count = self.batch.num_microbatches.astype(float)
         loaded = count / (1.0 / work).sum(axis=1)
         quickest_behind = np.minimum.accumulate(work[:, ::-1], axis=1)[:, ::-1]
         share = (1.0 - 1.0 / count)[:, None] ** np.arange(self.arrangement.pp)[None, :]
         passed_on = np.where(self.batch.vpp > 1, 0.0, count / (share / quickest_behind).sum(axis=1))
         if len(np.unique(self.pools)) > 1:
-            loaded = self._priced_work_s(loaded[:, None] / work)
-            passed_on = self._priced_work_s(passed_on[:, None] / quickest_behind)
-        pipeline = np.maximum(loaded, passed_on)
-        out: FloatArray = np.maximum(pipeline, count * self._fullest_stage_s(total)) + self.least_tail_s()
-        return out
+            loaded = self._priced_work_s(busy, loaded[:, None] / work)
+            passed_on = self._priced_work_s(busy, passed_on[:, None] / quickest_behind)
+        out: FloatArray = np.maximum(loaded, passed_on)
+        return np.maximum(out, count * self._fullest_stage_s(busy, recomputed))
 
-    def _priced_work_s(self, price: FloatArray) -> FloatArray:
+    def _priced_work_s(self, busy: FloatArray, price: FloatArray) -> FloatArray:
         """[N] what all blocks cost at least at a price [N, P] for a second of a stage, each block where it is cheapest.
 
         The prices are the multipliers of the pipeline's bounds, so this holds though GPU types differ in what they are
@@ -202,22 +214,21 @@ class PricedBatch:
         least = np.full((len(self), len(kinds)), np.inf)
         for pool in np.unique(self.pools):
             cheapest = price[:, self.pools == pool].min(axis=1)
-            least = np.minimum(least, cheapest[:, None] * self.busy[self.row, pool][:, kinds])
+            least = np.minimum(least, cheapest[:, None] * busy[self.row, pool][:, kinds])
         out: FloatArray = least @ counts.astype(float)
         return out
 
-    def _fullest_stage_s(self, total: FloatArray) -> FloatArray:
+    def _fullest_stage_s(self, busy: FloatArray, recomputed: IntArray) -> FloatArray:
         """[N] seconds that the stage with most decoder layers is busy at least for a micro-batch.
 
         Some stage has at least the mean, rounded up; of the quickest kind on the fastest pool, its share recomputed.
         """
         layers = np.unique(self.kind[self.counted > 0])
-        pools = np.unique(self.pools)
-        total = total[:, pools][:, :, layers]
-        quick = total.min(axis=(1, 2))
-        again = (total[self.full_row] - total[self.row]).min(axis=(1, 2)).clip(min=0.0)
+        busy = busy[:, np.unique(self.pools)][:, :, layers]
+        quick = busy.min(axis=(1, 2))
+        again = (busy[self.full_row] - busy[self.row]).min(axis=(1, 2)).clip(min=0.0)
         most = np.ceil(self.counted.sum() / self.arrangement.pp)
-        out: FloatArray = most * quick[self.row] + np.minimum(self.least_recomputed(), most) * again
+        out: FloatArray = most * quick[self.row] + np.minimum(recomputed, most) * again
         return out
 
     @cached_property

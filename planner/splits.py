@@ -104,12 +104,20 @@ def neighbouring_cuts(cuts: IntArray, counted: FloatArray, reach: int) -> IntArr
     return out
 
 
-def improved_virtual(
-    priced: PricedBatch, candidate: int, cuts: IntArray, leading: int, step_s: float, tries: int
+def improved_cuts(
+    priced: PricedBatch,
+    candidate: int,
+    cuts: IntArray,
+    leading: int,
+    step_s: float,
+    tries: int,
+    moves: int = MOVES_TRIED,
+    least_gain: float = LEAST_GAIN,
 ) -> tuple[IntArray, float]:
-    """An interleaved split [P*V + 1] and its step time, improved by single moves of a block while that shortens it.
+    """A split [P*V + 1] and its step time, improved by single moves of a block while that shortens it.
 
-    Of the moves that fit, those with the lowest bounds are simulated; ``tries`` limits how many in all.
+    Of the moves that fit, the ``moves`` with the lowest bounds are simulated where these promise ``least_gain``;
+    ``tries`` limits how many in all.
     """
     while tries > 0:
         every = neighbouring_cuts(cuts, priced.counted, priced.arrangement.pp)
@@ -118,8 +126,8 @@ def improved_virtual(
         index = np.full(len(every), candidate)
         sums = priced.sums(index, every, np.full(len(every), leading))
         bounds = np.where(sums.fits, priced.bound_s(index, sums), np.inf)
-        chosen = np.argsort(bounds, kind="stable")[: min(MOVES_TRIED, tries)]
-        chosen = chosen[bounds[chosen] < step_s * (1 - LEAST_GAIN)]
+        chosen = np.argsort(bounds, kind="stable")[: min(moves, tries)]
+        chosen = chosen[bounds[chosen] < step_s * (1 - least_gain)]
         if not len(chosen):
             break
         tries -= len(chosen)

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.overlap import default_overlap
-from meshwright.cost_models.protocol import STATIC, TERMS, StageCosts
+from meshwright.cost_models.protocol import STATIC, StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 
 from .corrections import cost_model
@@ -78,7 +78,7 @@ class Wave:
 
     def least_s(self, priced: PricedBatch) -> FloatArray:
         """[N] lower bound of the step time of the candidates with the setting."""
-        return least_passes_s(priced, self.shorter)
+        return priced.least_passes_s(self.shorter)
 
     def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
         """Add the candidates ``which`` to ``search`` under the setting."""
@@ -117,7 +117,7 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
     deadline = None if limit is None else search.started + limit
     if may_offload_activations(search.request):
         limit_s = result.best.step_time_s if result.best else np.inf
-        result.finalists += offloaded_layers(search, base, least_passes_s, limit_s)
+        result.finalists += offloaded_layers(search, base, limit_s)
         search.wider = (LAYERS_SPACE,)
     for wave in _waves(search, costs, base):
         limit_s = result.best.step_time_s if result.best else np.inf
@@ -142,27 +142,6 @@ def _left_to_split(search: Search) -> int | None:
     """What a request's work limit leaves for a wave."""
     limit = search.request.work_limit
     return None if limit is None else max(limit - search.result.split, 1)
-
-
-def least_passes_s(priced: PricedBatch, without: tuple[str, ...] = ()) -> FloatArray:
-    """[N] lower bound of the seconds of all passes over every split, memory aside and the terms ``without`` for free.
-
-    The bounds of :meth:`.PricedBatch.least_step_s`, nothing recomputed where that is open.
-    """
-    kept = [index for index, term in enumerate(TERMS) if term not in without]
-    cells, batch, pp = priced.cells, priced.batch, priced.arrangement.pp
-    busy = cells.forward_terms_s[..., kept].sum(axis=-1) + cells.backward_terms_s[..., kept].sum(axis=-1)
-    work = np.maximum(busy[:, :, priced.kind].sum(axis=-1), 1e-30)[priced.row][:, priced.pools]
-    count = batch.num_microbatches.astype(float)
-    loaded = count / (1.0 / work).sum(axis=1)
-    quickest_behind = np.minimum.accumulate(work[:, ::-1], axis=1)[:, ::-1]
-    share = (1.0 - 1.0 / count)[:, None] ** np.arange(pp)[None, :]
-    passed_on = np.where(batch.vpp > 1, 0.0, count / (share / quickest_behind).sum(axis=1))
-    layers = np.unique(priced.kind[priced.counted > 0])
-    quick = busy[:, np.unique(priced.pools)][:, :, layers].min(axis=(1, 2))
-    fullest = count * np.ceil(priced.counted.sum() / pp) * quick[priced.row]
-    out: FloatArray = np.maximum(np.maximum(loaded, passed_on), fullest)
-    return out
 
 
 def _least_with_s(priced: PricedBatch, static_bytes: FloatArray) -> FloatArray:
@@ -288,12 +267,9 @@ class _OptimizerOffload(Wave):
 
 
 def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterator[Wave]:
-    """Those that gain most first, since what they find prunes the others. Notes in ``search`` what they add.
-
-    The host's pace is not measured, so that the optimizer goes there only where the request allows it.
-    """
+    """Those that gain most first, since what they find prunes the others. Notes in ``search`` what they add."""
     request, everything = search.request, search.result.best is None or "all_options" in search.request.allow
-    if may_offload_optimizer(request) and {"optimizer_offload", "all_options"} & set(request.allow):
+    if may_offload_optimizer(request):
         search.wider += (OPTIMIZER_SPACE,)
         for fraction in OFFLOAD_FRACTIONS:
             yield _OptimizerOffload(request, partial(OffloadedOptimizer, costs, fraction), fraction=fraction)

@@ -26,7 +26,7 @@ Switch = Literal[
     "tp_comm_overlap", "ep_comm_overlap", "delay_wgrad", "flex_dispatcher", "cuda_graph", "moe_shared_expert_overlap"
 ]
 
-#: What a request may allow: switches, and what a search leaves out unless nothing fits without it:
+#: What a request may allow: switches, and what a search leaves out otherwise:
 #: ``activation_offload`` over PCIe, ``optimizer_offload``, a share of the optimizer in host memory, and
 #: ``all_options``, with these every option that it tries one by one, in spaces of any size.
 Allowed = Literal[Switch, "activation_offload", "optimizer_offload", "all_options"]

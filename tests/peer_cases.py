@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.peers.sailor import opt_350m
 from meshwright.planner.answer_parts import inputs_of
 from meshwright.planner.request import PlanRequest
-from meshwright.specs.attention import SoftmaxAttention
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.document import PlanDocument
-from meshwright.specs.feed_forward import DenseFFN
-from meshwright.specs.model import LayerKind, ModelSpec
 from meshwright.specs.plan import Plan
 from meshwright.specs.targets import load_target
 from meshwright.specs.workload import workload_from_options
@@ -19,20 +17,6 @@ from meshwright.specs.workload import workload_from_options
 
 def mixed_cluster() -> ClusterSpec:
     return load_cluster("1x4xA100-SXM-40GB+1x4xV100-SXM2-16GB")
-
-
-def opt_model() -> ModelSpec:
-    attention = SoftmaxAttention(num_heads=16, num_kv_heads=16, head_dim=64, qkv_bias=True, out_bias=True)
-    return ModelSpec(
-        name="OPT-350",
-        family="opt",
-        hidden_size=1024,
-        vocab_size=50272,
-        kinds=(LayerKind(attention=attention, feed_forward=DenseFFN(intermediate_size=4096, gated=False, bias=True)),),
-        pattern=(0,) * 24,
-        activation="gelu",
-        max_position_embeddings=2048,
-    )
 
 
 def stage(cluster: ClusterSpec, pool: int, blocks: list[str], first_rank: int, **changes: Any) -> dict[str, Any]:
@@ -77,7 +61,7 @@ def example(**changes: Any) -> PlanDocument:
         ],
     }
     request = PlanRequest(
-        model=opt_model(),
+        model=opt_350m(),
         cluster=cluster,
         workload=workload_from_options({"global_batch_size": 64, "seq_length": 2048, "precision": "fp32"}),
         target=load_target("megatron@0.19"),

@@ -48,7 +48,7 @@ def two_kinds(dense_width: int, expert_width: int) -> ModelSpec:
 )
 def test_the_first_bound_of_every_candidate_is_below_its_step_time(asked: PlanRequest) -> None:
     search = Search(asked)
-    search._price()
+    search.price_whole_pools()
     checked = 0
     for priced in search.result.priced:
         least = priced.least_step_s()

@@ -74,7 +74,7 @@ def quickest(priced: PricedBatch, candidate: int) -> dict[int, float]:
 def test_a_layout_passes_at_the_step_time_of_the_quickest_split(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds_of_splits, "MOST_RARE", 6 * (seed % 4 < 2))  # kinds counted apart, or as if alike
     search = Search(interleaved_request(seed))
-    search._price()
+    search.price_whole_pools()
     rng, compared, refused = np.random.default_rng(seed), 0, 0
     for priced in search.result.priced:
         chosen = np.flatnonzero(priced.batch.vpp > 1)
@@ -96,7 +96,7 @@ def test_a_layout_passes_at_the_step_time_of_the_quickest_split(seed: int, monke
 def test_the_bound_of_open_candidates_is_below_their_quickest_split(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds_of_splits, "MOST_RARE", 6 * (seed % 4 < 2))  # kinds counted apart, or as if alike
     search = Search(interleaved_request(seed))
-    search._price()
+    search.price_whole_pools()
     rng, least_s, chosen = np.random.default_rng(seed), np.inf, []
     for priced in search.result.priced:
         index = np.sort(rng.permutation(np.flatnonzero(priced.batch.vpp > 1))[:COMPARED])
