@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 
 from meshwright.cost_models.flops import model_flops
 from meshwright.specs.cluster import ClusterSpec
@@ -54,10 +55,7 @@ def halvings(nodes: int) -> list[int]:
 
 
 def _ways(counts: list[list[int]]) -> int:
-    ways = 1
-    for each in counts:
-        ways *= len(each) + 1
-    return ways - 1
+    return prod(len(each) + 1 for each in counts) - 1
 
 
 def part_of(cluster: ClusterSpec, nodes: tuple[int, ...]) -> ClusterSpec:
