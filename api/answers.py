@@ -32,7 +32,7 @@ def estimate_data(data: Any, *, files: bool = False) -> PlanDocument:
     Raises :class:`SpecError` for bad input and :class:`~meshwright.planner.errors.IllegalPlan` for a plan that the
     target refuses.
     """
-    from meshwright.planner.expert_goal import with_expert_load, with_placement
+    from meshwright.planner.experts.goal import with_expert_load, with_placement
     from meshwright.planner.single import document_for_plan, estimate_degrees
 
     request, body = plan_request(data, EstimateBody, files=files)

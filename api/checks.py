@@ -13,7 +13,7 @@ from meshwright.megatron_export import (
 )
 from meshwright.megatron_export.source import read_source
 from meshwright.planner.errors import IllegalPlan
-from meshwright.planner.expert_goal import with_expert_load, with_placement
+from meshwright.planner.experts.goal import with_expert_load, with_placement
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Violation
 from meshwright.planner.single import document_for_plan

@@ -62,7 +62,7 @@ def row(case: tuple[str, str, int, int, str], found: dict[str, object]) -> str:
 
 def measure(model: str, cluster: str, batch: int, seq: int, precision: str) -> dict[str, object]:
     """Step time and gap of our plan; step times of the best even split and the best single pool."""
-    from meshwright.planner.explore import Search
+    from meshwright.planner.engine.explore import Search
     from meshwright.planner.request import PlanRequest
     from meshwright.planner.search import plan
     from meshwright.specs.cluster_io import load_cluster
@@ -121,8 +121,8 @@ def _even_s(finalist: object) -> float | None:
     fit; None where none fits."""
     import numpy as np
 
-    from meshwright.planner.explain import even_cuts
-    from meshwright.planner.finalists import Finalist
+    from meshwright.planner.answer.explain import even_cuts
+    from meshwright.planner.engine.finalists import Finalist
 
     if not isinstance(finalist, Finalist):
         raise TypeError("a finalist of a search")

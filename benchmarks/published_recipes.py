@@ -25,10 +25,10 @@ from typing import Any, get_args
 from meshwright.cost_models.backtest.plans import Case, case_of
 from meshwright.cost_models.backtest.rows import UnsupportedError, run_of
 from meshwright.planner import rules
-from meshwright.planner.assemble import Skeleton, options_of
+from meshwright.planner.answer.assemble import Skeleton, options_of
+from meshwright.planner.answer.differences import differences
+from meshwright.planner.answer.explain import describe
 from meshwright.planner.corrections import estimate_of
-from meshwright.planner.differences import differences
-from meshwright.planner.explain import describe
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.variants import best_variant, switched
 from meshwright.specs.estimate import Estimate

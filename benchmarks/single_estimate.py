@@ -16,8 +16,8 @@ import numpy as np
 
 from meshwright.cost_models.blocks import block_table
 from meshwright.cost_models.estimate import estimate
-from meshwright.planner.arrangements import Arrangement
-from meshwright.planner.assemble import Skeleton, build_plan
+from meshwright.planner.answer.assemble import Skeleton, build_plan
+from meshwright.planner.engine.arrangements import Arrangement
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import RecomputeMode, Target

@@ -8,21 +8,21 @@ from collections import Counter
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.goals import Goal
 
-from .answer_parts import finish
-from .batches import with_sweep
-from .changes import changed
-from .cheapest import cheapest, smallest_meeting, with_goal
-from .costs import with_cost
-from .current import with_current
-from .expert_goal import with_expert_load, with_placement
-from .explore import Progress
-from .finalists import SearchResult
-from .pareto import pareto
-from .reasons import with_reasons
-from .remedies import with_remedies
+from .answer.current import with_current
+from .answer.document import finish
+from .answer.reasons import with_reasons
+from .answer.remedies import with_remedies
+from .engine.explore import Progress
+from .engine.finalists import SearchResult
+from .experts.goal import with_expert_load, with_placement
+from .objectives.batches import with_sweep
+from .objectives.changes import changed
+from .objectives.cheapest import cheapest, smallest_meeting, with_goal
+from .objectives.costs import with_cost
+from .objectives.pareto import pareto
+from .objectives.what_if import with_what_ifs
 from .request import PlanRequest
 from .variants import best_variant
-from .what_if import with_what_ifs
 
 
 def answer(request: PlanRequest, progress: Progress | None = None) -> PlanDocument:

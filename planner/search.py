@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from meshwright.specs.document import Alternative, Bound, Explanation, PlanDocument
 
-from .answer_parts import finish, inputs_of, plan_of, provenance
+from .answer.document import finish, inputs_of, plan_of, provenance
+from .answer.explain import describe, explain, seconds
+from .answer.no_fit import infeasible, smallest_fitting, undecided
 from .corrections import estimate_of
+from .engine.explore import Progress, Search
+from .engine.finalists import Finalist, SearchResult
+from .engine.widen import searched, without_forbidden
 from .errors import DeadlineExceeded
-from .explain import describe, explain, seconds
-from .explore import Progress, Search
-from .finalists import Finalist, SearchResult
-from .mixed_space import space_words
-from .no_fit import infeasible, smallest_fitting, undecided
+from .mixed.space import space_words
 from .request import PlanRequest
-from .widen import searched, without_forbidden
 
 #: A plan within this share of the proven bound is optimal: nearer than that, two times differ by rounding alone.
 OPTIMAL_GAP = 1e-9

@@ -17,17 +17,17 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.target import RecomputeMode
 
 from . import rules
-from .answer_parts import finish, inputs_of, provenance
-from .arrangements import Arrangement, arrangements, refused_pools
-from .assemble import Skeleton, build_plan, sharding_level
+from .answer.assemble import Skeleton, build_plan, sharding_level
+from .answer.document import finish, inputs_of, provenance
+from .answer.explain import GIB, describe
 from .corrections import cost_model, estimate_of
+from .engine.arrangements import Arrangement, arrangements, refused_pools
+from .engine.finalists import SearchResult
+from .engine.pricing import PricedBatch
+from .engine.space import block_mode
+from .engine.splits import split_plain, split_virtual
 from .errors import IllegalPlan
-from .explain import GIB, describe
-from .finalists import SearchResult
-from .pricing import PricedBatch
 from .request import PlanRequest
-from .space import block_mode
-from .splits import split_plain, split_virtual
 
 
 def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDocument:

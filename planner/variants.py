@@ -11,12 +11,12 @@ from meshwright.specs.document import Bound, PlanDocument
 from meshwright.specs.target import Switch, Target
 
 from .corrections import estimate_of
+from .engine.explore import Progress
+from .engine.finalists import SearchResult
+from .engine.widen import searched
 from .errors import DeadlineExceeded
-from .explore import Progress
-from .finalists import SearchResult
 from .request import PlanRequest
 from .search import OPTIMAL_GAP, plan
-from .widen import searched
 
 #: Switches that mean something only with experts, and those that only hide what else would be waited for.
 OF_EXPERTS = ("ep_comm_overlap", "delay_wgrad", "flex_dispatcher")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.peers.sailor import opt_350m
-from meshwright.planner.answer_parts import inputs_of
+from meshwright.planner.answer.document import inputs_of
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.cluster_io import load_cluster

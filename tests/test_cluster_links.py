@@ -10,8 +10,8 @@ import pytest
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import link_constants, pair_bandwidth
 from meshwright.cost_models.multipliers import Multipliers
-from meshwright.planner.mixed_partition import layouts
-from meshwright.planner.mixed_search import MixedSearch
+from meshwright.planner.mixed.partition import layouts
+from meshwright.planner.mixed.search import MixedSearch
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.cluster_io import cluster_from_data
 from meshwright.specs.errors import SpecError

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner import expert_placement
-from meshwright.planner.expert_placement import contiguous, lower_bound, max_over_mean, placed, replicated
+from meshwright.planner.experts import placement as expert_placement
+from meshwright.planner.experts.placement import contiguous, lower_bound, max_over_mean, placed, replicated
 from meshwright.specs.errors import SpecError
 from meshwright.specs.expert_load import expert_load_from_data, read_load_text, zipf_load
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from meshwright.api.cli import run
-from meshwright.planner.batches import batch_sizes, finished_sweep
-from meshwright.planner.cheapest import SIZES_TRIED
-from meshwright.planner.costs import plan_price_per_s
+from meshwright.planner.engine.widen import searched
 from meshwright.planner.goals import answer
-from meshwright.planner.parts import growing, halvings, least_step_s, part_of, parts
-from meshwright.planner.widen import searched
+from meshwright.planner.objectives.batches import batch_sizes, finished_sweep
+from meshwright.planner.objectives.cheapest import SIZES_TRIED
+from meshwright.planner.objectives.costs import plan_price_per_s
+from meshwright.planner.objectives.parts import growing, halvings, least_step_s, part_of, parts
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.expert_load import expert_load_from_data

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from meshwright.api.cli import run
-from meshwright.planner.changes import changed
-from meshwright.planner.differences import differences, in_runs
-from meshwright.planner.explore import Search
+from meshwright.planner.answer.differences import differences, in_runs
+from meshwright.planner.engine.explore import Search
 from meshwright.planner.goals import answer
+from meshwright.planner.objectives.changes import changed
 from meshwright.planner.single import estimate_degrees
 from meshwright.planner.variants import variants
 from meshwright.specs.document import PlanDocument

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.schedules.wavefront import finish_times_s
-from meshwright.planner.mixed_partition import TypeTables, best_split, layouts
+from meshwright.planner.mixed.partition import TypeTables, best_split, layouts
 
 
 def instance(seed):

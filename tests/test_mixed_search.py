@@ -10,10 +10,10 @@ import pytest
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.planner import rules
-from meshwright.planner.arrangements import Arrangement
-from meshwright.planner.mixed_search import MixedSearch
-from meshwright.planner.pricing import PricedBatch, with_recompute
-from meshwright.planner.space import block_mode, candidates
+from meshwright.planner.engine.arrangements import Arrangement
+from meshwright.planner.engine.pricing import PricedBatch, with_recompute
+from meshwright.planner.engine.space import block_mode, candidates
+from meshwright.planner.mixed.search import MixedSearch
 
 from .planner_cases import request, small_model, workload
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.partition import StageTables, split_1f1b, split_chunks, splits_by_bound
+from meshwright.planner.engine.partition import StageTables, split_1f1b, split_chunks, splits_by_bound
 
 
 def bound(busy, send, count):

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from meshwright.planner.answer.explain import decoder_layers
+from meshwright.planner.answer.no_fit import scaled, smallest_fitting
 from meshwright.planner.errors import DeadlineExceeded, IllegalPlan
-from meshwright.planner.explain import decoder_layers
-from meshwright.planner.no_fit import scaled, smallest_fitting
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan
 from meshwright.planner.single import document_for_plan, estimate_degrees

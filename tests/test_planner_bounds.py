@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshwright.planner.engine.explore import Search
+from meshwright.planner.engine.splits import split_plain, split_virtual
 from meshwright.planner.errors import IllegalPlan
-from meshwright.planner.explore import Search
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan
 from meshwright.planner.single import estimate_degrees
-from meshwright.planner.splits import split_plain, split_virtual
 from meshwright.specs.attention import SoftmaxAttention
 from meshwright.specs.feed_forward import DenseFFN, MoEFFN
 from meshwright.specs.model import LayerKind, ModelSpec

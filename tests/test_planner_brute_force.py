@@ -11,13 +11,13 @@ from meshwright.cost_models.blocks import block_table
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate
 from meshwright.planner import rules
-from meshwright.planner.arrangements import Arrangement
-from meshwright.planner.assemble import Skeleton, build_plan
-from meshwright.planner.partition import split_chunks
-from meshwright.planner.pricing import PricedBatch
+from meshwright.planner.answer.assemble import Skeleton, build_plan
+from meshwright.planner.engine.arrangements import Arrangement
+from meshwright.planner.engine.partition import split_chunks
+from meshwright.planner.engine.pricing import PricedBatch
+from meshwright.planner.engine.space import VIRTUAL_STAGES, block_mode
+from meshwright.planner.engine.widen import OFFLOAD_FRACTIONS
 from meshwright.planner.search import plan
-from meshwright.planner.space import VIRTUAL_STAGES, block_mode
-from meshwright.planner.widen import OFFLOAD_FRACTIONS
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.target import RecomputeMode
 

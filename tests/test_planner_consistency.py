@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.estimate import estimate
-from meshwright.planner.answer_parts import plan_of
-from meshwright.planner.explore import Search
+from meshwright.planner.answer.document import plan_of
+from meshwright.planner.engine.explore import Search
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.model import MTP
 

@@ -7,11 +7,11 @@ import os
 import numpy as np
 import pytest
 
-from meshwright.planner import bounds as bounds_of_splits
-from meshwright.planner.bounds import SplitBounds
-from meshwright.planner.explore import Search
-from meshwright.planner.finalists import all_cuts
-from meshwright.planner.pricing import PricedBatch
+from meshwright.planner.engine import bounds as bounds_of_splits
+from meshwright.planner.engine.bounds import SplitBounds
+from meshwright.planner.engine.explore import Search
+from meshwright.planner.engine.finalists import all_cuts
+from meshwright.planner.engine.pricing import PricedBatch
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.attention import SoftmaxAttention
 from meshwright.specs.cluster_io import load_cluster

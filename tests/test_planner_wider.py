@@ -10,9 +10,9 @@ from meshwright.cost_models.collectives import collective_s
 from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.offload import C2C, HOST_MEMORY_BANDWIDTH, PCIE5
 from meshwright.planner import rules
-from meshwright.planner.host_memory import OffloadedOptimizer, may_offload_activations
+from meshwright.planner.engine.host_memory import OffloadedOptimizer, may_offload_activations
+from meshwright.planner.engine.widen import OFFLOAD_FRACTIONS, searched
 from meshwright.planner.search import plan
-from meshwright.planner.widen import OFFLOAD_FRACTIONS, searched
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.model_io import load_model
 

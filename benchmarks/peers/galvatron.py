@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.megatron_export.peers.galvatron import LayerChoice, strategy_json
-from meshwright.planner.explore import Search
+from meshwright.planner.engine.explore import Search
 from meshwright.planner.request import PlanRequest
 from meshwright.profiler.importers import ImportOptions, read
 from meshwright.specs.batch import FloatArray, IntArray

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.planner.partition import StageTables, split_1f1b
+from meshwright.planner.engine.partition import StageTables, split_1f1b
 
 from .nest_model import NestProblem, Plan
 

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwright.megatron_export.peers.sailor import sailor_plan
-from meshwright.planner.answer_parts import inputs_of, plan_of
-from meshwright.planner.explore import Search
-from meshwright.planner.finalists import Finalist
+from meshwright.planner.answer.document import inputs_of, plan_of
+from meshwright.planner.engine.explore import Search
+from meshwright.planner.engine.finalists import Finalist
 from meshwright.planner.request import PlanRequest
 from meshwright.profiler.importers import read
 from meshwright.specs.attention import SoftmaxAttention

@@ -11,9 +11,8 @@ import numpy as np
 from meshwright.specs.batch import BoolArray, CandidateBatch, IntArray
 from meshwright.specs.cluster import ClusterSpec
 
-from .arrangements import Arrangement
-from .request import PlanRequest
-from .space import (
+from ..engine.arrangements import Arrangement
+from ..engine.space import (
     MAX_MICRO_BATCH_SIZE,
     MAX_MICRO_BATCH_TOKENS,
     MIN_TOKENS_PER_CP_RANK,
@@ -22,8 +21,9 @@ from .space import (
     candidates,
     divisors,
 )
+from ..request import PlanRequest
 
-#: What the space over several pools holds beside or instead of what :data:`~.space.SPACE` says.
+#: What the space over several pools holds beside or instead of what :data:`~..engine.space.SPACE` says.
 SPACE_OVER_POOLS = (
     "any number of stages of any pool, pools left out or in any order along the pipeline, a pool's stages together",
     "the GPUs of a stage in one pool, on whole nodes or inside one; a pool gives whole nodes",

@@ -7,13 +7,13 @@ import time
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.goals import WhatIf
 
+from ..answer.differences import differences, in_words
+from ..answer.explain import describe, seconds
+from ..errors import DeadlineExceeded
+from ..experts.goal import with_expert_load
+from ..request import PlanRequest
+from ..variants import best_variant
 from .changes import changed
-from .differences import differences, in_words
-from .errors import DeadlineExceeded
-from .expert_goal import with_expert_load
-from .explain import describe, seconds
-from .request import PlanRequest
-from .variants import best_variant
 
 
 def with_what_ifs(request: PlanRequest, document: PlanDocument, deadline: float | None) -> PlanDocument:

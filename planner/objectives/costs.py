@@ -9,7 +9,7 @@ from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.goals import Cost
 from meshwright.specs.plan import Plan, parse_range
 
-from .request import PlanRequest
+from ..request import PlanRequest
 
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600.0, 86400.0
 

@@ -10,10 +10,10 @@ from meshwright.cost_models.memory import ALLOCATED_OVER_RESERVED
 from meshwright.specs.batch import FloatArray
 from meshwright.specs.goals import ParetoPoint
 
-from .answer_parts import recompute_of, sharding_of
+from ..answer.document import recompute_of, sharding_of
+from ..engine.finalists import Finalist, SearchResult
+from ..request import PlanRequest
 from .costs import price_per_s
-from .finalists import Finalist, SearchResult
-from .request import PlanRequest
 
 #: Points shown at most, the fastest plan first.
 MOST_POINTS = 12

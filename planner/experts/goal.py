@@ -10,11 +10,11 @@ from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.expert_load import ExpertLoad
 from meshwright.specs.goals import ExpertPlacement
 
-from .corrections import estimate_of
-from .expert_placement import Placement, contiguous, lower_bound, placed, replicated
-from .explain import seconds
-from .request import PlanRequest
-from .space import divisors
+from ..answer.explain import seconds
+from ..corrections import estimate_of
+from ..engine.space import divisors
+from ..request import PlanRequest
+from .placement import Placement, contiguous, lower_bound, placed, replicated
 
 #: Other ways to place experts are told of where they leave less than this share of the load.
 GAIN = 0.99

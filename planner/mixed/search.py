@@ -18,17 +18,17 @@ import numpy as np
 from meshwright.cost_models.protocol import CellCosts, StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, CellKeys, FloatArray, IntArray
 
-from .arrangements import Arrangement
-from .finalists import Finalist, all_cuts, improved
-from .mixed_partition import best_split, layouts, tight_bound_s
-from .mixed_pricing import PricedSkeletons
-from .mixed_queue import Task, Waiting
-from .mixed_space import Skeletons, allowed_counts, skeletons
-from .mixed_virtual import Interleaving, chunk_cuts
-from .pricing import PricedBatch
-from .request import PlanRequest
-from .space import VIRTUAL_STAGES
-from .splits import fewest_recomputed_virtual
+from ..engine.arrangements import Arrangement
+from ..engine.finalists import Finalist, all_cuts, improved
+from ..engine.pricing import PricedBatch
+from ..engine.space import VIRTUAL_STAGES
+from ..engine.splits import fewest_recomputed_virtual
+from ..request import PlanRequest
+from .partition import best_split, layouts, tight_bound_s
+from .pricing import PricedSkeletons
+from .queue import Task, Waiting
+from .space import Skeletons, allowed_counts, skeletons
+from .virtual import Interleaving, chunk_cuts
 
 #: Layouts priced event by event at most: plain ones, interleaved ones, and further ones for the plans beside the best.
 PLAIN_TRIES, VIRTUAL_TRIES, OTHER_TRIES = 96, 96, 24

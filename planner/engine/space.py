@@ -13,8 +13,8 @@ from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.target import RecomputeMode, Target
 
+from ..request import PlanRequest
 from .arrangements import Arrangement
-from .request import PlanRequest
 
 #: Context parallelism keeps at least this many tokens on a rank; below it the ring's messages are all latency.
 MIN_TOKENS_PER_CP_RANK = 1024

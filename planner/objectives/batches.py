@@ -7,9 +7,9 @@ import time
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.goals import BatchPoint, BatchSweep
 
+from ..request import PlanRequest
+from ..variants import best_search
 from .pareto import choices_of
-from .request import PlanRequest
-from .variants import best_search
 
 #: Batch sizes tried: these multiples of the asked one.
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)

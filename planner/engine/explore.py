@@ -20,14 +20,14 @@ from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
-from . import rules
+from .. import rules
+from ..corrections import cost_model
+from ..request import PlanRequest
 from .arrangements import Arrangement, arrangements, refused_pools
 from .bounds import SplitBounds, Test
-from .corrections import cost_model
 from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
 from .open_bound import OpenBound
 from .pricing import PricedBatch, in_block_mode, with_recompute
-from .request import PlanRequest
 from .space import candidates
 from .splits import fewest_recomputed_virtual, split_plain, split_virtual
 
@@ -105,7 +105,7 @@ class Search:
         """
         eligible = self._eligible()
         if len(eligible) > 1 and not first_fit:
-            from .over_pools import search_over_pools
+            from ..mixed.over_pools import search_over_pools
 
             search_over_pools(self, eligible)
             return self.result

@@ -14,17 +14,17 @@ from meshwright.specs.cluster_io import cluster_from_data
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import SpecError
 
-from .answer_parts import inputs_of, plan_of, provenance
-from .corrections import cost_model, estimate_of
-from .errors import DeadlineExceeded
+from ..corrections import cost_model, estimate_of
+from ..engine.explore import Search
+from ..engine.finalists import Finalist, SearchResult
+from ..engine.host_memory import may_offload_optimizer
+from ..engine.space import divisors
+from ..engine.splits import split_plain, split_virtual
+from ..engine.widen import searched
+from ..errors import DeadlineExceeded
+from ..request import PlanRequest
+from .document import inputs_of, plan_of, provenance
 from .explain import GIB, left_out
-from .explore import Search
-from .finalists import Finalist, SearchResult
-from .host_memory import may_offload_optimizer
-from .request import PlanRequest
-from .space import divisors
-from .splits import split_plain, split_virtual
-from .widen import searched
 
 #: The smallest fitting cluster is looked for up to this many GPUs.
 MAX_GPUS = 131_072

@@ -9,12 +9,12 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.goals import CurrentPlan, Difference
 from meshwright.specs.plan import Plan
 
-from .corrections import estimate_of
+from ..corrections import estimate_of
+from ..errors import IllegalPlan
+from ..request import PlanRequest
+from ..single import document_for_plan, estimate_degrees
 from .differences import DEGREES, differences
-from .errors import IllegalPlan
 from .explain import describe, seconds
-from .request import PlanRequest
-from .single import document_for_plan, estimate_degrees
 
 #: Choices that :func:`estimate_degrees` takes; data parallelism and the schedule follow from them.
 CHANGEABLE = (*(name for name in DEGREES if name != "dp"), "recompute", "sharding")

@@ -10,8 +10,8 @@ import numpy as np
 
 from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 
-from .live import in_flight
-from .mixed_pricing import PricedSkeletons
+from ..engine.live import in_flight
+from .pricing import PricedSkeletons
 
 #: Recomputed layers of a chunk told apart; beyond it a chunk counts as recomputed in full for its memory.
 MOST_LEADING = 8

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.specs.batch import FloatArray
 
-from .mixed_partition import TypeTables
+from .partition import TypeTables
 
 
 @dataclass(frozen=True)

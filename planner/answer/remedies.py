@@ -9,15 +9,15 @@ from meshwright.specs.catalog import gpus as catalog_gpus
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import SpecError
 
-from .answer_parts import plan_of
-from .changes import changed
-from .corrections import estimate_of
+from ..corrections import estimate_of
+from ..engine.explore import Search
+from ..engine.finalists import SearchResult
+from ..engine.widen import searched
+from ..objectives.changes import changed
+from ..request import PlanRequest
+from .document import plan_of
 from .explain import GIB
-from .explore import Search
-from .finalists import SearchResult
 from .no_fit import MAX_SPLITS, closest
-from .request import PlanRequest
-from .widen import searched
 
 #: Sequences are halved down to this many tokens.
 SHORTEST = 512

@@ -12,9 +12,9 @@ from meshwright.cost_models.protocol import CellCosts, StageCosts
 from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 from meshwright.specs.target import Target
 
-from .mixed_partition import TypeTables
-from .mixed_space import Skeletons
-from .pricing import in_block_mode, with_recompute
+from ..engine.pricing import in_block_mode, with_recompute
+from .partition import TypeTables
+from .space import Skeletons
 
 
 class PricedSkeletons:
@@ -140,7 +140,7 @@ class PricedSkeletons:
 
         Work is cut freely over stages: a pool's stage does at most ``u`` of the model's work a second, where each
         block counts as much as it takes on one of the pools (any weights give a bound; the largest counts). With the
-        two chains of :mod:`.mixed_partition`, P stages, and the stages sorted by rate, a step takes at least
+        two chains of :mod:`.partition`, P stages, and the stages sorted by rate, a step takes at least
 
             max_j 1 / (U_j / (M - P + 2 j - 1))                       for P < M,
             max_j 1 / (sum_{i<=j} u_i / c_i / (1 + sum_{i<=j} 1 / c_i)),   c = max(M - q, 0) + min(q - 1, M - 1) b / t

@@ -9,9 +9,9 @@ from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import MAX_GPUS, ClusterSpec, NetworkLevel, Pool
 from meshwright.specs.errors import Fault, SpecError
 
-from . import rules
-from .no_fit import resized
-from .request import PlanRequest
+from .. import rules
+from ..answer.no_fit import resized
+from ..request import PlanRequest
 
 FORMS = (
     *("gpus=2x", "gpus=512", "network=2x", "nvlink=2x", "gpu=H200", "gpu=A100-80GB:H100"),

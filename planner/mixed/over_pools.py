@@ -1,9 +1,9 @@
-"""The search over several pools as a :class:`~.explore.Search` has it done."""
+"""The search over several pools as a :class:`~..engine.explore.Search` has it done."""
 
 from __future__ import annotations
 
-from .explore import Search
-from .mixed_search import MixedSearch
+from ..engine.explore import Search
+from .search import MixedSearch
 
 
 def search_over_pools(search: Search, eligible: tuple[int, ...]) -> None:

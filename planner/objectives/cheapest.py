@@ -9,15 +9,15 @@ from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.goals import Considered, Goal
 
+from ..answer.explain import seconds
+from ..answer.no_fit import least_state_bytes
+from ..engine.explore import Progress
+from ..engine.finalists import Finalist, SearchResult
+from ..errors import DeadlineExceeded
+from ..request import PlanRequest
+from ..variants import best_search
 from .costs import cluster_price_per_s, plan_price_per_s, price_per_s
-from .errors import DeadlineExceeded
-from .explain import seconds
-from .explore import Progress
-from .finalists import Finalist, SearchResult
-from .no_fit import least_state_bytes
 from .parts import growing, least_step_s, parts, space_of_parts
-from .request import PlanRequest
-from .variants import best_search
 
 #: Every size is tried for a target up to this many, else doublings first and this many sizes between the last two.
 SIZES_TRIED = 16

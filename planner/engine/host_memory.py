@@ -18,11 +18,11 @@ from meshwright.cost_models.offload import (
 from meshwright.cost_models.protocol import STATIC, CellCosts, Tail
 from meshwright.specs.batch import CellKeys, FloatArray, IntArray
 
-from . import rules
+from .. import rules
+from ..request import PlanRequest
 from .explore import Search
 from .finalists import Finalist
 from .pricing import PricedBatch, in_block_mode, with_recompute
-from .request import PlanRequest
 
 #: Share of a node's memory that plans may fill: the rest is left to the operating system, data loading and copies of
 #: checkpoints. An assumption.

@@ -9,13 +9,13 @@ from typing import Any
 from meshwright.specs.document import Alternative, Explanation, PlanDocument
 from meshwright.specs.estimate import Estimate
 
-from .corrections import estimate_of
+from ..corrections import estimate_of
+from ..objectives.pareto import choices_of
+from ..request import PlanRequest
+from ..variants import best_search
 from .differences import DEGREES, differences, in_words
 from .explain import seconds as in_seconds
 from .explain import term_name
-from .pareto import choices_of
-from .request import PlanRequest
-from .variants import best_search
 
 #: Constraints are lifted one by one where there are at most so many, and the search had at most so many candidates.
 MOST_CONSTRAINTS, MOST_CANDIDATES = 4, 20_000

@@ -29,8 +29,8 @@ from meshwright.specs.plan import (
 )
 from meshwright.specs.target import RecomputeMode, Target
 
-from .arrangements import Arrangement
-from .live import schedule_name
+from ..engine.arrangements import Arrangement
+from ..engine.live import schedule_name
 
 
 @dataclass(frozen=True)

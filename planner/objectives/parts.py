@@ -9,9 +9,9 @@ from math import prod
 from meshwright.cost_models.flops import model_flops
 from meshwright.specs.cluster import ClusterSpec
 
-from .no_fit import resized, scaled
-from .request import PlanRequest
-from .space import divisors
+from ..answer.no_fit import resized, scaled
+from ..engine.space import divisors
+from ..request import PlanRequest
 
 #: Every node count of a pool is tried up to this many nodes, else halvings.
 FEW_NODES = 8

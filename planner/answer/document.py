@@ -12,10 +12,10 @@ from meshwright.specs.document import Inputs, PlanDocument, Run
 from meshwright.specs.plan import Plan
 from meshwright.specs.target import RecomputeMode
 
+from ..engine.explore import Search
+from ..engine.finalists import Finalist, SearchResult
+from ..request import PlanRequest
 from .assemble import Skeleton, build_plan, sharding_level
-from .explore import Search
-from .finalists import Finalist, SearchResult
-from .request import PlanRequest
 
 
 def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:

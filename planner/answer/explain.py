@@ -12,7 +12,7 @@ from meshwright.specs.document import Explanation
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Hsdp, Plan, expand_blocks
 
-from .finalists import Finalist, SearchResult
+from ..engine.finalists import Finalist, SearchResult
 
 _TERM = {
     "gemm": "matrix multiplications",

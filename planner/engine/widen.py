@@ -22,7 +22,8 @@ from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import STATIC, StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 
-from .corrections import cost_model
+from ..corrections import cost_model
+from ..request import PlanRequest
 from .explore import Progress, Search
 from .finalists import SearchResult
 from .host_memory import (
@@ -35,7 +36,6 @@ from .host_memory import (
     without_optimizer,
 )
 from .pricing import PricedBatch
-from .request import PlanRequest
 
 #: Shares of the optimizer state that are tried in host memory.
 OFFLOAD_FRACTIONS = (0.25, 0.5, 1.0)

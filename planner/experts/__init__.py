@@ -1,0 +1,1 @@
+"""Which expert-parallel rank holds which experts under an uneven load."""
