@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.megatron_export import (
+from meshwright.megatron_export.megatron import (
     check_arguments,
     model_from_arguments,
     plan_from_arguments,
     read_arguments,
     workload_from_arguments,
 )
-from meshwright.megatron_export.source import read_source
+from meshwright.megatron_export.megatron.source import read_source
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.experts.goal import with_expert_load, with_placement
 from meshwright.planner.request import PlanRequest

@@ -79,7 +79,7 @@ def read_model(value: Any, *, files: bool = False) -> ModelSpec:
 
 
 def _megatron_model(path: str) -> ModelSpec:
-    from meshwright.megatron_export import model_from_arguments, read_arguments
+    from meshwright.megatron_export.megatron import model_from_arguments, read_arguments
 
     from .files import read_text
 
@@ -203,7 +203,7 @@ def _target_step_time_s(body: PlanBody, workload: Workload) -> float | None:
 
 def _current(value: Any, request: PlanRequest) -> Plan:
     """A plan in use from a plan document, a Plan, or Megatron arguments."""
-    from meshwright.megatron_export import plan_from_arguments, read_arguments
+    from meshwright.megatron_export.megatron import plan_from_arguments, read_arguments
 
     from .plan_files import plan_document
 

@@ -1,30 +1,13 @@
-"""Plan <-> files of each target: arguments, launch scripts, and argument lists read back."""
+"""Plan <-> files of each target: what its framework reads, launch scripts, and configurations read back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .arguments import MegatronArguments, read_arguments
-from .export import environment_of, export_megatron, megatron_arguments
-from .interpret import check_arguments, facts_from_arguments
-from .launchers import LAUNCHERS
-from .read_model import model_from_arguments, workload_from_arguments
-from .read_plan import plan_from_arguments
+from .launch import LAUNCHERS
+from .megatron import export_megatron
 
-#: Export function by target framework.
+#: Export function by target framework: (document, launcher, hosts) -> file name to text.
 EXPORTERS: dict[str, Callable[..., dict[str, str]]] = {"megatron": export_megatron}
 
-__all__ = [
-    "EXPORTERS",
-    "LAUNCHERS",
-    "MegatronArguments",
-    "check_arguments",
-    "environment_of",
-    "export_megatron",
-    "facts_from_arguments",
-    "megatron_arguments",
-    "model_from_arguments",
-    "plan_from_arguments",
-    "read_arguments",
-    "workload_from_arguments",
-]
+__all__ = ["EXPORTERS", "LAUNCHERS"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.megatron_export.read_plan import devices_of, groups_of
+from meshwright.megatron_export.megatron.read_plan import devices_of, groups_of
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import Inputs, PlanDocument
 from meshwright.specs.model import ModelSpec

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.megatron_export import EXPORTERS, LAUNCHERS, export_megatron, read_arguments
+from meshwright.megatron_export import EXPORTERS, LAUNCHERS
+from meshwright.megatron_export.megatron import export_megatron, read_arguments
 from meshwright.specs.cluster_io import cluster_from_data, load_cluster
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import SpecError

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.megatron_export import (
+from meshwright.megatron_export.megatron import (
     check_arguments,
     model_from_arguments,
     plan_from_arguments,
     read_arguments,
     workload_from_arguments,
 )
-from meshwright.megatron_export.flags import load_flags
+from meshwright.megatron_export.megatron.flags import load_flags
 from meshwright.specs.cluster_io import load_cluster
 from meshwright.specs.errors import SpecError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.megatron_export import check_arguments
+from meshwright.megatron_export.megatron import check_arguments
 
 CASES = [
     json.loads(line) for line in (Path(__file__).parent / "data" / "megatron_cases.jsonl").read_text().splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.megatron_export import (
+from meshwright.megatron_export.megatron import (
     export_megatron,
     facts_from_arguments,
     model_from_arguments,

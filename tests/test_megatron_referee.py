@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.megatron_export import check_arguments, environment_of, export_megatron, read_arguments
-from meshwright.megatron_export.shell import argument_array
+from meshwright.megatron_export.launch.shell import argument_array
+from meshwright.megatron_export.megatron import check_arguments, environment_of, export_megatron, read_arguments
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan
 from meshwright.specs.cluster_io import load_cluster
@@ -146,13 +146,13 @@ def test_flag_inventory_is_that_of_the_parser():
     done = subprocess.run(
         [str(PYTHON), str(root / ".ci/megatron/dump_flags.py")], capture_output=True, text=True, check=True
     )
-    stored = (root / "megatron_export/data/flags-0.19.json").read_text()
+    stored = (root / "megatron_export/megatron/data/flags-0.19.json").read_text()
     assert json.loads(done.stdout) == json.loads(stored)
 
 
 def test_bash_reads_the_array_as_we_do():
     flags = [("--pipeline-model-parallel-layout", "Et*3|(tt|)*2L"), ("--moe-layer-freq", "([0]*3+[1]*2)"), ("--bf16",)]
-    text = argument_array({"quotes ' and $(x)": flags})
+    text = argument_array("MEGATRON_ARGS", {"quotes ' and $(x)": flags})
     done = subprocess.run(
         ["bash", "-c", f'{text}\nprintf "%s\\n" "${{MEGATRON_ARGS[@]}}"'], capture_output=True, text=True, check=True
     )

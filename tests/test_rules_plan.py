@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.megatron_export import check_arguments
+from meshwright.megatron_export.megatron import check_arguments
 from meshwright.planner.rules import MEGATRON, facts_of_plan, violations
 from meshwright.specs.catalog import gpu
 from meshwright.specs.cluster_io import load_cluster

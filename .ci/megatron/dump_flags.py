@@ -1,6 +1,6 @@
-"""Write megatron_export/data/flags-0.19.json from the parser of the installed megatron-core.
+"""Write megatron_export/megatron/data/flags-0.19.json from the parser of the installed megatron-core.
 
-Usage: VENV/bin/python .ci/megatron/dump_flags.py > megatron_export/data/flags-0.19.json
+Usage: VENV/bin/python .ci/megatron/dump_flags.py > megatron_export/megatron/data/flags-0.19.json
 """
 
 from __future__ import annotations

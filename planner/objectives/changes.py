@@ -173,11 +173,12 @@ def _batch(request: PlanRequest, value: str) -> PlanRequest:
 
 
 def _without(request: PlanRequest, value: str) -> PlanRequest:
-    ids = {rule.id for rule in rules.MEGATRON}
-    name = value if "." in value else f"megatron.{value}"
+    ids = {rule.id for rule in rules.RULE_SETS[request.target.rules]}
+    prefix = f"{request.target.rules}."
+    name = value if "." in value else prefix + value
     known = ids | {rules.family(each) for each in ids}
     if name not in known:
-        families = sorted({rules.family(each).removeprefix("megatron.") for each in ids})
+        families = sorted({rules.family(each).removeprefix(prefix) for each in ids})
         raise ValueError(f"is no rule of {request.target.name}; families are {', '.join(families)}")
     target = request.target.model_copy(update={"waived_rules": (*request.target.waived_rules, name)})
     return request.model_copy(update={"target": target})

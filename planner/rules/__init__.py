@@ -42,6 +42,10 @@ from .sharding import SHARDING
 MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *RECOMPUTE, *MODELS)
 
 
+#: Rules by the name that a target gives in its field ``rules``.
+RULE_SETS: dict[str, tuple[Rule, ...]] = {"megatron": MEGATRON}
+
+
 def family(rule_id: str) -> str:
     """The family of a rule: ``megatron.P`` of ``megatron.P9``."""
     return re.sub(r"\d.*$", "", rule_id)
@@ -49,7 +53,7 @@ def family(rule_id: str) -> str:
 
 def violations(facts: Facts) -> list[Violation]:
     """Every rule that a plan breaks, with its numbers and near legal values; empty if the plan is legal."""
-    return broken(MEGATRON, facts)
+    return broken(RULE_SETS[facts.rule_set], facts)
 
 
 def bulk_legal(
@@ -65,8 +69,8 @@ def bulk_legal(
     facts = facts_of_batch(batch, model, workload, target, gpus, chosen)
     legal = np.ones(len(batch), dtype=np.bool_)
     rejected: dict[str, int] = {}
-    for rule in MEGATRON:
-        if rule.id in target.waived_rules or family(rule.id) in target.waived_rules:
+    for rule in RULE_SETS[facts.rule_set]:
+        if not rule.applies(facts.version) or rule.id in target.waived_rules or family(rule.id) in target.waived_rules:
             continue
         refused = legal & ~np.broadcast_to(np.asarray(rule.holds(facts), dtype=np.bool_), legal.shape)
         if refused.any():
@@ -99,6 +103,7 @@ __all__ = [
     "FSDP_STRATEGIES",
     "MEGATRON",
     "OFFLOAD_ENVIRONMENT",
+    "RULE_SETS",
     "Facts",
     "Layout",
     "LayoutError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,12 @@ def uses_distributed_optimizer(sharding: object) -> bool:
     return sharding == "zero1" or uses_fsdp(sharding)
 
 
+def version_of(target: Target) -> tuple[int, ...]:
+    """A target's version as numbers; ``main`` comes after every release."""
+    numbers = re.findall(r"\d+", target.version)
+    return tuple(map(int, numbers)) if numbers else (1_000_000,)
+
+
 def state_dtypes(workload: Workload) -> tuple[str, ...]:
     """Optimizer-state dtypes that only the precision-aware optimizer stores."""
     names = {"main parameters": workload.main_params_dtype, "moments": workload.moments_dtype}
@@ -66,6 +73,8 @@ def facts_of_model(
     gpus = tuple(gpus)
     lacking = tuple(gpu.name for gpu in gpus if not gpu.supports(workload.precision))
     return {
+        "rule_set": target.rules,
+        "version": version_of(target),
         "kv_head_replication": target.kv_head_replication,
         "compute_capabilities": tuple(gpu.compute_capability for gpu in gpus if gpu.compute_capability),
         "environment_follows": True,

@@ -24,6 +24,9 @@ class Facts:
     """
 
     # Target and hardware.
+    #: Which of ``RULE_SETS`` judges, and the version of the framework, for rules that came or went.
+    rule_set: str = "megatron"
+    version: tuple[int, ...] = (0, 19)
     kv_head_replication: bool = True
     compute_capabilities: tuple[float, ...] = ()
     te_version: tuple[int, ...] | None = (2, 12)

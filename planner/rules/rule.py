@@ -22,7 +22,8 @@ class Rule:
     scalar violation. A rule is not judged where one named in ``after`` is broken, since it would only echo it.
     ``source`` is the file and line of megatron-core (A = training/arguments.py, TC = transformer_config.py,
     MP = model_parallel_config.py, PS = parallel_state.py, PL = pipeline_parallel_layer_layout.py,
-    SC = schedules.py, TL = tensor_parallel/layers.py, ML = moe_layer.py).
+    SC = schedules.py, TL = tensor_parallel/layers.py, ML = moe_layer.py). It holds for framework versions from
+    ``since`` on and before ``until``, where these are given.
     """
 
     id: str
@@ -32,6 +33,12 @@ class Rule:
     when: Moment
     alternatives: Callable[[Facts], tuple[str, ...]] | None = None
     after: tuple[str, ...] = ()
+    since: tuple[int, ...] | None = None
+    until: tuple[int, ...] | None = None
+
+    def applies(self, version: tuple[int, ...]) -> bool:
+        """Whether the rule is there in a version."""
+        return (self.since is None or version >= self.since) and (self.until is None or version < self.until)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ def broken(rules: Iterable[Rule], facts: Facts) -> list[Violation]:
     found: list[Violation] = []
     names: set[str] = set()
     for rule in rules:
-        if names.intersection(rule.after) or bool(rule.holds(facts)):
+        if not rule.applies(facts.version) or names.intersection(rule.after) or bool(rule.holds(facts)):
             continue
         names.add(rule.id)
         near = rule.alternatives(facts) if rule.alternatives else ()

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 
 from .kubernetes import jobset
 from .nodes import Node
+from .program import Program
 from .shell import label
 
 #: torchrun's default port (torch/distributed/run.py).
 MASTER_PORT = 29500
-#: Where NVIDIA's NeMo containers keep Megatron-LM.
-MEGATRON_PATH = "/opt/megatron-lm"
 
 _TORCHRUN = """\
 #!/usr/bin/env bash
@@ -25,19 +24,12 @@ _TORCHRUN = """\
 # NODE_RANK    place of this node in the plan (default: where its name stands in the host file)
 # HOSTFILE     host names in plan order, first word of each line (default: hostfile beside this script)
 # MASTER_ADDR  address of node 0 (default: first host); MASTER_PORT its port
-# MEGATRON_LM  checkout of Megatron-LM that holds pretrain_gpt.py
-set -euo pipefail
+{notes}set -euo pipefail
 here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
 HOSTFILE=${{HOSTFILE:-$here/hostfile}}
-MEGATRON_LM=${{MEGATRON_LM:-{megatron}}}
-MASTER_PORT=${{MASTER_PORT:-{port}}}
+{defaults}MASTER_PORT=${{MASTER_PORT:-{port}}}
 nodes={nodes}
-
-if [[ ! -f $MEGATRON_LM/pretrain_gpt.py ]]; then
-    echo "error: no pretrain_gpt.py in $MEGATRON_LM; set MEGATRON_LM to a checkout of Megatron-LM" >&2
-    exit 2
-fi
-
+{check}
 hosts=()
 while read -r host _; do
     [[ -z $host || $host == \\#* ]] || hosts+=("$host")
@@ -68,11 +60,9 @@ MASTER_ADDR=${{MASTER_ADDR:-${{hosts[0]}}}}
 
 # shellcheck source=/dev/null
 source "$here/env.sh"
-# shellcheck source=/dev/null
-source "$here/train_args.sh"
-exec torchrun --nnodes "$nodes" --nproc-per-node {ranks} --node-rank "$NODE_RANK" \\
+{prepare}exec torchrun --nnodes "$nodes" --nproc-per-node {ranks} --node-rank "$NODE_RANK" \\
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
-    "$MEGATRON_LM/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}" "$@"
+    {command} "$@"
 """
 
 _SBATCH = """\
@@ -123,8 +113,9 @@ pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true' INT TERM
 for index in "${!hosts[@]}"; do
     command=(env "NODE_RANK=$index" "MASTER_ADDR=$MASTER_ADDR" "HOSTFILE=$HOSTFILE")
-    [[ -z ${MEGATRON_LM:-} ]] || command+=("MEGATRON_LM=$MEGATRON_LM")
-    [[ -z ${MASTER_PORT:-} ]] || command+=("MASTER_PORT=$MASTER_PORT")
+    for name in @SETTINGS@; do
+        [[ -z ${!name:-} ]] || command+=("$name=${!name}")
+    done
     command+=(bash "$here/launch_torchrun.sh" "$@")
     # shellcheck disable=SC2029  # the command is quoted for the remote shell on purpose
     ssh -o BatchMode=yes "${hosts[index]}" "$(printf '%q ' "${command[@]}")" &
@@ -138,9 +129,28 @@ exit "$status"
 """
 
 
-def launch_torchrun(nodes: Sequence[Node]) -> str:
+def launch_torchrun(nodes: Sequence[Node], program: Program) -> str:
     """The script that starts one node."""
-    return _TORCHRUN.format(nodes=len(nodes), ranks=nodes[0].ranks, megatron=MEGATRON_PATH, port=MASTER_PORT)
+    settings = program.settings
+    return _TORCHRUN.format(
+        nodes=len(nodes),
+        ranks=nodes[0].ranks,
+        port=MASTER_PORT,
+        notes="".join(f"# {item.name:<12} {item.help}\n" for item in settings),
+        defaults="".join(f"{item.name}=${{{item.name}:-{item.default}}}\n" for item in settings),
+        check=f"\n{program.check}\n" if program.check else "",
+        prepare=f"{program.prepare}\n" if program.prepare else "",
+        command=program.command,
+    )
+
+
+def launch_files(name: str, nodes: Sequence[Node], program: Program, launcher: str) -> dict[str, str]:
+    """Files that start ``program`` on ``nodes``: the script of one node, the host file, and what ``launcher`` adds."""
+    return {
+        "launch_torchrun.sh": launch_torchrun(nodes, program),
+        "hostfile": hostfile(nodes),
+        **LAUNCHERS[launcher](name, nodes, program),
+    }
 
 
 def hostfile(nodes: Sequence[Node]) -> str:
@@ -154,11 +164,11 @@ def hostfile(nodes: Sequence[Node]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _torchrun(name: str, nodes: Sequence[Node]) -> dict[str, str]:
+def _torchrun(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
     return {}
 
 
-def _slurm(name: str, nodes: Sequence[Node]) -> dict[str, str]:
+def _slurm(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
     known = all(node.known for node in nodes)
     alike = len({node.gpu for node in nodes}) == 1
     hosts = _SLURM_HOSTS_KNOWN if known else _SLURM_HOSTS_ALIKE if alike else _SLURM_HOSTS_MIXED
@@ -167,12 +177,13 @@ def _slurm(name: str, nodes: Sequence[Node]) -> dict[str, str]:
     return {"job.sbatch": text}
 
 
-def _ssh(name: str, nodes: Sequence[Node]) -> dict[str, str]:
-    return {"launch_ssh.sh": _SSH}
+def _ssh(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
+    names = " ".join([*(item.name for item in program.settings), "MASTER_PORT"])
+    return {"launch_ssh.sh": _SSH.replace("@SETTINGS@", names)}
 
 
 #: Files that a launcher adds to ``launch_torchrun.sh`` and ``hostfile``.
-LAUNCHERS: dict[str, Callable[[str, Sequence[Node]], dict[str, str]]] = {
+LAUNCHERS: dict[str, Callable[[str, Sequence[Node], Program], dict[str, str]]] = {
     "torchrun": _torchrun,
     "slurm": _slurm,
     "ssh": _ssh,

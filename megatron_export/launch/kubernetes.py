@@ -14,22 +14,21 @@ from typing import Any
 import yaml
 
 from .nodes import Node
+from .program import Program
 from .shell import label
 
 #: Label by which the nodes of a pool are chosen where a plan mixes pools; set it with kubectl label node.
 POOL_LABEL = "meshwright/pool"
-#: Replaced by the user: an image with Megatron-LM core 0.19 and TransformerEngine.
-IMAGE = "MEGATRON_IMAGE"
 _MAX_NAME = 40  # JobSet adds job and pod names; the whole must stay below 63 characters (RFC 1123)
 
 
-def jobset(name: str, nodes: Sequence[Node]) -> dict[str, str]:
+def jobset(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
     """``jobset.yaml``; the other files of the export go into a config map of the same name."""
     title = label(name).lower().replace("_", "-").replace(".", "-")[:_MAX_NAME].strip("-") or "plan"
     runs = [(pool, list(same)) for pool, same in groupby(nodes, key=lambda node: node.pool)]
     jobs, offset = [], 0
     for index, (pool, members) in enumerate(runs):
-        jobs.append(_job(title, index, pool, members, offset, mixed=len({run[0] for run in runs}) > 1))
+        jobs.append(_job(title, index, pool, members, offset, program, mixed=len({run[0] for run in runs}) > 1))
         offset += len(members)
     document = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -48,10 +47,12 @@ def jobset(name: str, nodes: Sequence[Node]) -> dict[str, str]:
     return {"jobset.yaml": head + yaml.safe_dump(document, sort_keys=False)}
 
 
-def _job(title: str, index: int, pool: str, members: Sequence[Node], offset: int, *, mixed: bool) -> dict[str, Any]:
+def _job(
+    title: str, index: int, pool: str, members: Sequence[Node], offset: int, program: Program, *, mixed: bool
+) -> dict[str, Any]:
     container = {
-        "name": "megatron",
-        "image": IMAGE,
+        "name": program.name,
+        "image": program.image,
         "command": [
             "bash",
             "-c",

@@ -40,7 +40,7 @@ class Flag:
 @lru_cache
 def load_flags(version: str = "0.19") -> dict[str, Flag]:
     """Every option string of the parser with its flag, aliases and negations included."""
-    text = files("meshwright.megatron_export.data").joinpath(f"flags-{version}.json").read_text("utf-8")
+    text = files("meshwright.megatron_export.megatron.data").joinpath(f"flags-{version}.json").read_text("utf-8")
     table: dict[str, Flag] = {}
     for name, row in json.loads(text)["flags"].items():
         flag = Flag(

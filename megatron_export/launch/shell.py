@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-
-from .model_flags import Flags
+from collections.abc import Mapping, Sequence
 
 
 def comment(text: str) -> str:
@@ -19,14 +17,14 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text)).strip()
 
 
-def argument_array(sections: Mapping[str, Flags]) -> str:
-    """A bash array ``MEGATRON_ARGS`` with one flag a line and a comment a section."""
+def argument_array(array: str, sections: Mapping[str, Sequence[tuple[str, ...]]]) -> str:
+    """A bash array of this name with one flag a line and a comment a section."""
     lines = []
     for title, flags in sections.items():
         if flags:
             lines.append(f"    {comment(title)}")
             lines += ["    " + " ".join([name, *map(shlex.quote, values)]) for name, *values in flags]
-    return "MEGATRON_ARGS=(\n" + "\n".join(lines) + "\n)\n"
+    return f"{array}=(\n" + "\n".join(lines) + "\n)\n"
 
 
 def exports(environment: Mapping[str, str | None]) -> str:

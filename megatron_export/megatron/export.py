@@ -11,14 +11,29 @@ from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from .launchers import LAUNCHERS, hostfile, launch_torchrun
+from ..launch import LAUNCHERS, Program, launch_files
+from ..launch.nodes import Node, nodes_of_plan
+from ..launch.program import Setting
+from ..launch.shell import argument_array, comment, exports, plain
 from .model_flags import Flags, expert_flags, model_flags
-from .nodes import Node, nodes_of_plan
 from .plan_flags import batch_flags, memory_flags, numeric_flags, overlap_flags, parallel_flags
-from .shell import argument_array, comment, exports, plain
 
 #: Blackwell and later no longer need one connection to order communication after compute (arguments.py:1458).
 BLACKWELL = 10.0
+
+#: ``pretrain_gpt.py`` under the plan's arguments. NVIDIA's NeMo containers keep Megatron-LM at the default path.
+PROGRAM = Program(
+    name="megatron",
+    command='"$MEGATRON_LM/pretrain_gpt.py" "${MEGATRON_ARGS[@]}"',
+    settings=(Setting("MEGATRON_LM", "checkout of Megatron-LM that holds pretrain_gpt.py", "/opt/megatron-lm"),),
+    check="""\
+if [[ ! -f $MEGATRON_LM/pretrain_gpt.py ]]; then
+    echo "error: no pretrain_gpt.py in $MEGATRON_LM; set MEGATRON_LM to a checkout of Megatron-LM" >&2
+    exit 2
+fi""",
+    prepare='# shellcheck source=/dev/null\nsource "$here/train_args.sh"',
+    image="MEGATRON_IMAGE",  # with Megatron-LM core and Transformer Engine
+)
 
 #: What a plan does not know but a training run needs; placeholders that let an export start as it is.
 _RUN: Flags = [
@@ -55,9 +70,7 @@ def export_megatron(
     return {
         "train_args.sh": _train_args(document, plan),
         "env.sh": _environment(plan, inputs.cluster),
-        "launch_torchrun.sh": launch_torchrun(nodes),
-        "hostfile": hostfile(nodes),
-        **LAUNCHERS[launcher](name, nodes),
+        **launch_files(name, nodes, PROGRAM, launcher),
         "README.md": _readme(document, plan, nodes, launcher),
         "plan.json": json.dumps(document.to_json(), indent=2, ensure_ascii=False) + "\n",
     }
@@ -103,7 +116,7 @@ def _train_args(document: PlanDocument, plan: Plan) -> str:
         "# shellcheck shell=bash disable=SC2034",
         comment(f"Megatron arguments of {document.inputs.model.name} for {target.framework} {target.version}."),
     ]
-    return "\n".join(head) + "\n" + argument_array(megatron_arguments(document))
+    return "\n".join(head) + "\n" + argument_array("MEGATRON_ARGS", megatron_arguments(document))
 
 
 def _environment(plan: Plan, cluster: ClusterSpec) -> str:
