@@ -111,7 +111,11 @@ def _planned(case: Case, path: Path) -> tuple[float, float]:
         sys.exit("meshwright is not on the path")
     with path.open("w") as out, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen([command, "plan", *case.command(path.parent), "--json"], stdout=out, stderr=errors)
-        _, status, used = os.wait4(child.pid, 0)
+        try:
+            _, status, used = os.wait4(child.pid, 0)
+        except KeyboardInterrupt:
+            child.kill()
+            raise
         child.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
         said = errors.read()

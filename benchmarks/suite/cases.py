@@ -34,7 +34,8 @@ class Case:
     def name(self) -> str:
         """Short, and different for every case."""
         words = [self.model, self.cluster, f"{self.batch}x{self.seq}"]
-        return " ".join([*words, self.precision] if self.precision != "bf16" else words)
+        words += [self.precision] if self.precision != "bf16" else []
+        return " ".join([*words, "scaling"] if "scaling" in self.tags else words)
 
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""

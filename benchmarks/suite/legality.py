@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.api.checks import run_check
-from meshwright.megatron_export import environment_of, megatron_arguments
+from meshwright.megatron_export.megatron import environment_of, megatron_arguments
 from meshwright.planner.corrections import estimate_of
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import facts_of_plan, violations

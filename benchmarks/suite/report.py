@@ -69,9 +69,9 @@ def _lines(rows: Sequence[Row], grown: Sequence[Row]) -> Iterator[str]:
     yield "## Plans"
     yield ""
     yield (
-        "The gap is to a lower bound that is proven over the whole declared space (`bound.space`). Every plan and every "
-        "alternative was exported to Megatron arguments and judged again by `meshwright check`, and priced again for "
-        "memory."
+        "The gap is to a lower bound that is proven over the whole declared space (`bound.space`). Every plan and "
+        "every alternative was exported to Megatron arguments and judged again by `meshwright check`, and priced again "
+        "for memory."
     )
     yield ""
     yield "| model | cluster | GPUs | batch x sequence | step | gap | CPU | memory | candidates | plan |"
@@ -113,14 +113,15 @@ def _gains(rows: Sequence[Row]) -> Iterator[str]:
     yield "How much longer a step of four simpler ways to plan is, under the same cost model."
     yield ""
     yield (
-        "- *Published recipe*: the fastest published recipe that is legal and fits, of those for this model, GPU type, "
-        "count and precision the nearest in sequence length, then batch. Its degrees are taken to the case's batch, "
-        "with its layers split best."
+        "- *Published recipe*: the fastest published recipe that is legal and fits with 5% of memory left free, as "
+        "plans do; of those for this model, GPU type, count and precision the nearest in sequence length, then batch. "
+        "Its degrees are taken to the case's batch, with its layers split best."
     )
     yield (
-        "- *Best even split*: the best plan with one set of degrees and equal layers in every chunk, over all degrees, "
-        "micro-batches, virtual stages and recompute modes of the space; pools whole, in any order or left out, or used "
-        "as in our plan and its alternatives."
+        "- *Best even split*: the best plan with one set of degrees and equal layers in every chunk (they differ by a "
+        "layer where they must), over all degrees, micro-batches, virtual stages and recompute modes of the space, "
+        "under ZeRO-1 or full sharding; pools whole, in any order or left out, or used as in our plan and its "
+        "alternatives."
     )
     yield "- *Even on our grid*: our plan with equal layers in every chunk, the fewest recomputed that then fit."
     yield (
