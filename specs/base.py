@@ -15,7 +15,10 @@ from .errors import Fault, SpecError
 class Document(BaseModel):
     """Immutable typed data. Unknown fields, NaN and infinities are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    # Validators are built when first used: a command needs few of all the documents.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
     @classmethod
     def parse(cls, data: Any, pointer: str = "") -> Self:

@@ -130,12 +130,13 @@ def _check_destinations(faults: Faults, output: str | None, export: str | None, 
     """Note what would keep the files from being written: better told before the search than after it."""
     from meshwright.specs.errors import Fault
 
-    from ..exports import require_launcher
     from ..files import require_file_place, require_folder
 
     if output is not None:
         faults.of("", lambda: require_file_place(output))
     if launcher is not None:
+        from ..exports import require_launcher
+
         faults.of("", lambda: require_launcher(launcher))
         if export is None:
             faults.found.append(Fault("/launcher", "says how --export starts the plan; give --export DIR too"))

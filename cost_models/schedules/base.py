@@ -181,8 +181,19 @@ def in_flight_states(orders: Orders | Sequence[IntArray], vpp: int) -> list[IntA
     for order in orders:
         live = alive(order, vpp)
         total = live.sum(axis=1)
-        out.append(np.unique(live[total == total.max()], axis=0))
+        out.append(_distinct(live[total == total.max()]))
     return out
+
+
+def _distinct(rows: IntArray) -> IntArray:
+    """The distinct rows [K, V] of counts, sorted: ``np.unique`` along an axis, but as whole numbers where they fit."""
+    base = int(rows.max(initial=0)) + 1
+    if base ** rows.shape[1] >= 2**63:
+        return np.unique(rows, axis=0)
+    places = np.array([base**power for power in reversed(range(rows.shape[1]))], dtype=np.int64)
+    _, first = np.unique(rows @ places, return_index=True)
+    found: IntArray = rows[first]
+    return found
 
 
 def memory_states(orders: Sequence[IntArray], vpp: int) -> list[IntArray]:

@@ -15,7 +15,8 @@ from .logic import Number, Truth
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-@dataclass(frozen=True, kw_only=True)
+# Neither compared nor shown: the generated methods of so many fields would only cost start-up.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Facts:
     """Values of a plan, its model and its target. 0, None, False and () mean "not set".
 
