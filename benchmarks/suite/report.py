@@ -69,7 +69,8 @@ def _lines(rows: Sequence[Row], grown: Sequence[Row]) -> Iterator[str]:
     yield "## Plans"
     yield ""
     yield (
-        "The gap is to a lower bound that is proven over the whole declared space (`bound.space`). Every plan and "
+        "The gap is to a lower bound that is proven over the whole declared space (`bound.space`); where a search was "
+        "cut by its own limit of work (cut), it covers what was not tried. Every plan and "
         "every alternative was exported to Megatron arguments and judged again by `meshwright check`, and priced again "
         "for memory."
     )
@@ -101,6 +102,7 @@ def _plan_line(row: Row) -> str:
         step, gap, plan = "", "", f"refused by {row.refused}" if row.as_expected else f"none: {row.reason}"
     else:
         step, gap, plan = f"{row.step_time_s:.4g} s", f"{row.gap:.2%}", row.plan
+        gap += "" if row.complete else " (cut)"
     return (
         f"| {row.model} | {row.cluster} | {row.gpus} | {shape} | {step} | {gap} | {row.cpu_s:.2f} s "
         f"| {row.peak_mib:.0f} MiB | {row.candidates} | {plan} |"
