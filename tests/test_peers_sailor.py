@@ -42,6 +42,10 @@ def test_one_micro_batch_through_two_stages_by_hand() -> None:
     # Two: the second forward waits for nothing, its backward for stage 1, which is busy from 1.5 to 13.5.
     assert max(finish_s(chain, 2, blocking=False)) == 1.5 + 2 * (2 + 4) + 0.5 + 3
     assert closed_form_s(chain, 2) == closed_form_s(chain, 1) + 2 + 4 + 2 * 0.5
+    # A first stage of 9 s: its link counts in the careful form only, against 6 s and two messages of the last stage.
+    slow = Chain((), (4.0, 2.0), (5.0, 4.0), (0.5,))
+    assert closed_form_s(slow, 2) - closed_form_s(slow, 1) == 9
+    assert closed_form_s(slow, 2, careful=True) - closed_form_s(slow, 1, careful=True) == 9 + 2 * 0.5
 
 
 @pytest.mark.parametrize("case", sailor.CASES, ids=lambda case: case.trace)
@@ -51,8 +55,30 @@ def test_stored_sailor_plans_reach_what_was_promised(case: sailor.Case, tables: 
     assert found.too_full == ()
     stored = json.loads((HERE / "sailor_scores.json").read_text(encoding="utf-8"))[case.name]
     assert found == Score(**{**stored, "too_full": ()})
-    for rate in (found.events_per_s, found.blocking_events_per_s, found.closed_form_per_s):
-        assert rate >= case.best_known_per_s - 5e-5  # published to four digits
+    assert min(found.events_per_s, found.blocking_events_per_s) > case.best_known_per_s
+    assert min(found.closed_form_per_s, found.careful_form_per_s) > case.best_known_per_s
+
+
+def test_the_best_plan_of_the_three_types_has_a_margin_in_every_reading() -> None:
+    """The best known one has V100 3, A100 6, GH200 17 layers."""
+    scores = json.loads((HERE / "sailor_scores.json").read_text(encoding="utf-8"))[sailor.CASES[1].name]
+    assert scores["closed_form_per_s"] > 1.07 * sailor.CASES[1].best_known_per_s
+    assert scores["careful_form_per_s"] > 1.015 * sailor.CASES[1].best_known_per_s
+
+
+def test_plans_near_hold_every_order_and_split_within_two_layers() -> None:
+    plans = list(sailor.plans_near(small_example()))
+    found = {
+        (
+            plan["pipeline_list"][0]["tmp_per_stage"][0][0][0][0][0],
+            *map(len, plan["pipeline_list"][0]["layers_per_stage"]),
+        )
+        for plan in plans
+    }
+    assert len(plans) == 10
+    assert found == {
+        (gpu, at + by, 26 - at - by) for gpu, at in (("V100-16", 7), ("A100-40", 19)) for by in range(-2, 3)
+    }
 
 
 def test_the_search_finds_the_stored_plan_with_sailors_costs(tables: SailorTables) -> None:

@@ -4,8 +4,8 @@
 
 All layers are alike and share one memory limit, so a stage needs at most a mix of two strategies; all pairs, all counts
 and all strategies of the rest are tried for every number of micro-batches (``mix``). ``planner`` is the planner's own
-search with these costs (:class:`~benchmarks.peers.galvatron_costs.GalvatronCosts`); its space has one strategy for all
-layers and a count of recomputed ones. ``--write`` stores the mixes in Galvatron's format.
+search and its splitter with these costs (:class:`~benchmarks.peers.galvatron_costs.GalvatronCosts`), which finds how
+many layers take which strategy of every pair without Ulysses. ``--write`` stores the mixes in Galvatron's format.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from meshwright.planner.engine.explore import Search
 from meshwright.planner.request import PlanRequest
 from meshwright.profiler.importers import ImportOptions, read
 from meshwright.specs.batch import FloatArray, IntArray
+from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.model_io import load_model
 from meshwright.specs.targets import load_target
 from meshwright.specs.workload import workload_from_options
 
 from .data import GALVATRON, HERE
-from .galvatron_costs import GalvatronCosts
+from .galvatron_costs import MIXES, GalvatronCosts
 from .galvatron_model import CONTEXT_MB, RESERVED_ABOVE_GB, RESERVED_SHARE, Cost, GalvatronModel, Strategy
 
 LAYERS, HIDDEN = 32, 4096
@@ -174,30 +175,54 @@ def solve(case: Case) -> Outcome:
 
 
 def solve_by_planner(case: Case) -> tuple[float, float]:
-    """Seconds a step of the best plan of the planner's own space (one strategy for all layers, some recomputed), over
-    all strategies of the rest, and CPU seconds, reading included."""
+    """Seconds a step of the best plan of the planner's own search, over all pairs of strategies of the layers and all
+    strategies of the rest, and CPU seconds, reading included."""
     started = time.process_time()
     found = read("galvatron", GALVATRON, ImportOptions(gpu="A100-SXM-80GB", gpus=8 * case.nodes))
     assert found.profile is not None
     assert found.cluster is not None
-    model, target = GalvatronModel(found.profile, case.nodes, 8, HIDDEN), load_target("megatron@0.19")
+    model = GalvatronModel(found.profile, case.nodes, 8, HIDDEN)
+    return plan(model, found.cluster, case.batch, case.memory_gb), time.process_time() - started
+
+
+def plan(model: GalvatronModel, cluster: ClusterSpec, batch: int, memory_gb: float) -> float:
+    """Seconds a step of the best plan of the planner's own search, inf where nothing fits."""
+    target = load_target("megatron@0.19")
+    modes = tuple(mode for mode in target.recompute if mode.granularity != "selective")
+    target = target.model_copy(update={"recompute": modes})
     request = PlanRequest(
         model=load_model("llama-2-7b"),
-        cluster=found.cluster,
-        workload=workload_from_options({"global_batch_size": case.batch, "seq_length": 2048}),
+        cluster=cluster,
+        workload=workload_from_options({"global_batch_size": batch, "seq_length": 2048}),
         target=target,
         top=1,
         forbid=("vpp", "cp", "pp"),
         memory_headroom=0.0,
     )
-    room = case.memory_gb * 1024 - reserve_mb(case.memory_gb) - CONTEXT_MB
-    ends = {end for chunks in range(1, case.batch + 1) for end in strategies(model, case.batch, chunks, False)}
+    room = memory_gb * 1024 - reserve_mb(memory_gb) - CONTEXT_MB
     best = np.inf
-    for end in sorted(ends):
-        costs = GalvatronCosts(model, end, case.batch, room, LAYERS, target)
-        plan = Search(request, costs=costs).run().best
-        best = min(best, plan.step_time_s if plan else np.inf)
-    return float(best), time.process_time() - started
+    for end in worth_trying(model, batch):
+        for mix in MIXES:
+            searching = Search(request, costs=GalvatronCosts(model, end, mix, batch, room, LAYERS, target))
+            searching.limit_s = best
+            found = searching.run().best
+            best = min(best, found.step_time_s if found else np.inf)
+    return float(best)
+
+
+def worth_trying(model: GalvatronModel, batch: int) -> list[Strategy]:
+    """Strategies of the rest of which none is slower and larger than another one at every number of micro-batches."""
+    kept: set[Strategy] = set()
+    for chunks in (count for count in range(1, batch + 1) if batch % count == 0):
+        costs = {}
+        for end in sorted(strategies(model, batch, chunks, False)):
+            cost = model.rest(end, batch, chunks)
+            costs[end] = np.array([cost.compute_ms, cost.memory_mb, model.buffer_mb(end, batch, chunks)])
+        for end, cost in costs.items():
+            better = [(other <= cost).all() and (other < cost).any() for other in costs.values()]
+            if not any(better):
+                kept.add(end)
+    return sorted(kept)
 
 
 def describe(found: Outcome) -> str:

@@ -1,11 +1,13 @@
 """Galvatron's costs for our search, at one strategy of the rest (embedding and head).
 
-The search's space has one strategy for all layers and, in block mode, the number of layers that are recomputed. Its
-sharding levels stand for Galvatron's: ``zero1`` for ZeRO-2, ``fsdp`` for ZeRO-3. Ulysses, pipelines and mixes of
-sharding levels are not in it.
+The search splits the layers of a stage into first ones that are recomputed and others that are not. Here those are the
+two strategies of a :data:`Mix`, one for each sharding level that the search tries, so that it finds the counts of any
+pair of ZeRO-2 or -3 with or without recompute at one tensor-parallel degree. Ulysses and pipelines are not in it.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 
@@ -19,16 +21,31 @@ from .galvatron_model import GalvatronModel, Strategy
 #: Seconds of what Galvatron's model does not have: no plan with it wins, and sums stay finite.
 NEVER_S = 1e9
 _MEGABYTE = 2**20
-#: What a layer waits for its reduction goes through the search as parameters to reduce, so many of them a second.
-_PARAMS_PER_SECOND = 1e12
 _REST, _LAYER, _NOTHING = 0, 1, 2
+
+#: The two strategies of a plan's layers, each (ZeRO-3, recomputed), by the sharding level that stands for them.
+Mix = dict[str, tuple[tuple[bool, bool], tuple[bool, bool]]]
+#: All pairs of the four.
+MIXES: tuple[Mix, ...] = (
+    {"zero1": ((False, False), (False, True)), "fsdp": ((True, False), (True, True))},
+    {"zero1": ((False, True), (True, True)), "fsdp": ((False, False), (True, False))},
+    {"zero1": ((False, False), (True, True)), "fsdp": ((True, False), (False, True))},
+)
 
 
 class GalvatronCosts:
-    """Implements :class:`meshwright.cost_models.protocol.StageCosts` for plans of one stage on one pool."""
+    """Implements :class:`meshwright.cost_models.protocol.StageCosts` for plans of one stage on one pool.
 
-    def __init__(self, model: GalvatronModel, rest: Strategy, batch: int, room_mb: float, layers: int, target: Target):
-        self.model, self.end, self.batch, self.room_mb, self.target = model, rest, batch, room_mb, target
+    One micro-batch is in flight, so that all that a layer holds may count as its activations: the search lets those
+    differ between the two strategies. What layers wait for their reduction follows from how long they run backward.
+    """
+
+    def __init__(
+        self, model: GalvatronModel, rest: Strategy, mix: Mix, batch: int, room_mb: float, layers: int, target: Target
+    ):
+        self.model, self.end, self.mix = model, rest, mix
+        self.batch, self.room_mb, self.target = batch, room_mb, target
+        self._layer = cache(model.layer)
         self.blocks = BlockTable(
             kinds=("rest", "layer", "nothing"),
             instances=(("embed", 0), *(("decoder", index) for index in range(layers)), ("head", 0)),
@@ -40,22 +57,21 @@ class GalvatronCosts:
         rows = len(keys)
         forward, backward = np.zeros((rows, 1, 3, len(TERMS))), np.zeros((rows, 1, 3, len(TERMS)))
         static = np.zeros((rows, 3, len(STATIC)))
-        activations, transient, waits = np.zeros((rows, 3)), np.zeros((rows, 3)), np.zeros((rows, 3))
+        activations, transient = np.zeros((rows, 3)), np.zeros((rows, 3))
         forward[:, 0, :_NOTHING, 0] = NEVER_S
         for row in range(rows):
-            way, chunks = self._way(keys, row), self._chunks(keys, row)
-            if way is None or self.batch % (chunks * (self.model.world // self.end.width)):
+            pair, chunks = self._pair(keys, row), self._chunks(keys, row)
+            if pair is None or self.batch % (chunks * (self.model.world // self.end.width)):
                 continue
-            layer, rest = self.model.layer(way, self.batch, chunks), self.model.rest(self.end, self.batch, chunks)
-            kept = self.model.kept_mb(way, self.batch, chunks)
+            way = pair[self._lean(keys, row)]
+            layer, rest = self._layer(way, self.batch, chunks), self.model.rest(self.end, self.batch, chunks)
             forward[row, 0, :_NOTHING, 0] = rest.compute_ms / 1e3, layer.forward_ms / 1e3
             backward[row, 0, _LAYER, 0] = (layer.compute_ms - layer.forward_ms) / 1e3
-            static[row, :_NOTHING, 0] = rest.memory_mb * _MEGABYTE, (layer.memory_mb - kept) * _MEGABYTE
-            activations[row, _LAYER] = kept * _MEGABYTE
+            static[row, _REST, 0] = rest.memory_mb * _MEGABYTE
+            activations[row, _LAYER] = layer.memory_mb * _MEGABYTE
             transient[row, :_NOTHING] = [
                 self.model.buffer_mb(each, self.batch, chunks) * _MEGABYTE for each in (self.end, way)
             ]
-            waits[row, _LAYER] = (layer.synced_ms - layer.compute_ms) / 1e3 * _PARAMS_PER_SECOND
         nothing = np.zeros((rows, 1, 3))
         return CellCosts(
             keys=keys,
@@ -64,7 +80,7 @@ class GalvatronCosts:
             static_bytes_by=static,
             activation_bytes=activations,
             transient_bytes=transient,
-            dense_params=waits,
+            dense_params=np.tile(np.arange(3.0) == _LAYER, (rows, 1)).astype(float),  # layers, for the tail
             expert_params=np.zeros((rows, 3)),
             fixed_bytes=np.zeros((rows, 1)),
             # Galvatron knows no fragmentation: undo ours. A byte of slack for sums in another order.
@@ -82,10 +98,25 @@ class GalvatronCosts:
         expert_params: FloatArray,
         last_backward_s: FloatArray,
     ) -> Tail:
-        """What the layers wait for their reduction beyond the time of the rest, which hides it."""
-        row, waits, _ = np.broadcast_arrays(row, dense_params, last_backward_s)
-        hidden = cells.forward_s[row, 0, _REST]
-        reduce_s = np.maximum(waits / _PARAMS_PER_SECOND - hidden, 0.0)
+        """What the layers wait for their reduction beyond the time of the rest, which hides it.
+
+        Of two strategies the one that runs backward longer waits less, so that the time which all layers run backward
+        says how many are of it.
+        """
+        row, layers, backward_s = np.broadcast_arrays(row, dense_params, last_backward_s)
+        first_s, waits_s, less = (np.zeros(len(cells.keys)) for _ in range(3))
+        for at in np.unique(row):
+            pair, chunks = self._pair(cells.keys, int(at)), self._chunks(cells.keys, int(at))
+            if pair is None:
+                continue
+            cost = [self._layer(way, self.batch, chunks) for way in pair]
+            one, other = ((each.compute_ms - each.forward_ms) / 1e3 for each in cost)
+            wait, shorter = ((each.synced_ms - each.compute_ms) / 1e3 for each in cost)
+            first_s[at], waits_s[at] = one, wait
+            less[at] = (wait - shorter) / (other - one) if other > one else 0.0
+        later_s = np.where(less[row] > 0, backward_s - layers * first_s[row], 0.0)
+        waits = layers * waits_s[row] - np.where(later_s > 0, less[row], 0.0) * np.maximum(later_s, 0.0)
+        reduce_s = np.maximum(waits - cells.forward_s[row, 0, _REST], 0.0)
         return Tail(grad_reduce_s=reduce_s, optimizer_s=np.zeros_like(reduce_s), param_gather_s=np.zeros_like(reduce_s))
 
     def boundary_s(
@@ -103,14 +134,17 @@ class GalvatronCosts:
     def _chunks(self, keys: CellKeys, row: int) -> int:
         return self.batch // int(keys.dp[row] * keys.micro_batch_size[row])
 
-    def _way(self, keys: CellKeys, row: int) -> Strategy | None:
-        """The strategy of a key; None where Galvatron has none."""
-        mode = self.target.recompute[int(keys.recompute[row])]
-        level = self.target.sharding[int(keys.sharding[row])]
+    def _lean(self, keys: CellKeys, row: int) -> bool:
+        return self.target.recompute[int(keys.recompute[row])].granularity == "full"
+
+    def _pair(self, keys: CellKeys, row: int) -> tuple[Strategy, Strategy] | None:
+        """The strategies of a key's layers, the quicker one first; None where Galvatron has none."""
+        level, tp = self.target.sharding[int(keys.sharding[row])], int(keys.tp[row])
         whole = keys.cp[row] == 1 and keys.ep[row] == 1 and keys.stage_ranks[row] == self.model.world
-        if not whole or mode.granularity == "selective" or level not in ("zero1", "fsdp"):
+        if not whole or level not in self.mix or (tp > 1 and tp not in self.model.activation_mb):
             return None
-        tp = int(keys.tp[row])
-        alone = tp == self.model.world and level == "fsdp"  # one replica alone is never ZeRO-3 there
-        known = tp == 1 or tp in self.model.activation_mb
-        return Strategy(tp, False, level == "fsdp", mode.granularity == "full") if known and not alone else None
+        # One replica alone is never ZeRO-3 there.
+        one, other = (Strategy(tp, False, zero3 and tp < self.model.world, again) for zero3, again in self.mix[level])
+        chunks = self._chunks(keys, row)
+        costs = [self._layer(way, self.batch, chunks).compute_ms for way in (one, other)]
+        return (one, other) if costs[0] <= costs[1] else (other, one)

@@ -2,11 +2,14 @@
 
 Events: every replica chain runs 1F1B. ``blocking`` sends hold their sender, as DeepSpeed's do; others run beside
 compute. A step ends with the slowest stage's all-reduce. The closed form is the one published for Sailor, (M - 1) times
-the straggler plus one pass, its messages, the all-reduce and the update; the straggler is charged for what it receives.
+the straggler plus one pass, its messages, the all-reduce and the update. Its published scores follow where a stage is
+charged for the link from the stage before it; whether the first stage pays for its only link they do not say. The
+careful form charges every stage for the slower of its links and is never above the other one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +29,18 @@ class Chain:
 
 @dataclass(frozen=True)
 class Score:
-    """Iterations per second by events and by the closed form, and the stages that do not fit."""
+    """Iterations per second by events and by the closed and the careful form, and the stages that do not fit."""
 
     events_per_s: float
     blocking_events_per_s: float
     closed_form_per_s: float
+    careful_form_per_s: float
     too_full: tuple[int, ...]
 
 
-def score(plan: dict[str, Any], tables: SailorTables, global_batch: int) -> Score:
-    """The scores of a plan file; ValueError for a plan that is not one whole pipeline over all layers."""
+def score(plan: dict[str, Any], tables: SailorTables, global_batch: int, *, events: bool = True) -> Score:
+    """The scores of a plan file, those by events only where asked for (else 0); ValueError for a plan that is not one
+    whole pipeline over all layers."""
     chains, layers, batch = chains_of(plan, tables)
     replicas, stages = len(chains), len(layers)
     if global_batch % (replicas * batch):
@@ -48,16 +53,19 @@ def score(plan: dict[str, Any], tables: SailorTables, global_batch: int) -> Scor
         reduce_s.append(tables.reduce_s(machines, float(max(of))))
         update_s.append(max(float(tables.update_s(m.gpu, m.tp, batch)[list(held)].sum()) for m in machines))
     kinds = list(dict.fromkeys(chains))
-    free = max(max(finish_s(chain, count, blocking=False)) for chain in kinds) + max(reduce_s)
-    held_up = max(max(finish_s(chain, count, blocking=True)) for chain in kinds) + max(reduce_s)
+    free, held_up = (
+        max(max(finish_s(chain, count, blocking=blocking)) for chain in kinds) + max(reduce_s) if events else math.inf
+        for blocking in (False, True)
+    )
     tail = max(a + b for a, b in zip(reduce_s, update_s, strict=True))
     closed = max(closed_form_s(chain, count) for chain in kinds) + tail
+    careful = max(closed_form_s(chain, count, careful=True) for chain in kinds) + tail
     full = [
         s
         for s in range(stages)
         if any(not _fits(c.machines[s], layers[s], stages - s, count, batch, tables) for c in kinds)
     ]
-    return Score(1 / free, 1 / held_up, 1 / closed, tuple(full))
+    return Score(1 / free, 1 / held_up, 1 / closed, 1 / careful, tuple(full))
 
 
 def chains_of(plan: dict[str, Any], tables: SailorTables) -> tuple[list[Chain], list[tuple[int, ...]], int]:
@@ -68,7 +76,8 @@ def chains_of(plan: dict[str, Any], tables: SailorTables) -> tuple[list[Chain], 
         raise ValueError(f"the stages must hold the layers 0 to {tables.num_layers - 1} in order, none empty")
     if len(set(pipeline["dp"])) != 1 or len(pipeline["dp"]) != len(layers) != pipeline["num_stages"]:
         raise ValueError("all stages must have the same number of replicas")
-    chains = []
+    chains: list[Chain] = []
+    known: dict[tuple[Machine, ...], Chain] = {}
     for replica in range(pipeline["dp"][0]):
         machines = []
         for stage in pipeline["tmp_per_stage"]:
@@ -76,7 +85,9 @@ def chains_of(plan: dict[str, Any], tables: SailorTables) -> tuple[list[Chain], 
             if gpus != tp:
                 raise ValueError(f"a tensor group of {tp} must be one machine of as many GPUs, got {gpus}")
             machines.append(Machine(gpu, tp, zone))
-        chains.append(_chain(tuple(machines), layers, batch, tables))
+        if (key := tuple(machines)) not in known:
+            known[key] = _chain(key, layers, batch, tables)
+        chains.append(known[key])
     return chains, layers, batch
 
 
@@ -133,11 +144,13 @@ def _order(warm_up: int, count: int) -> list[tuple[str, int]]:
     return out
 
 
-def closed_form_s(chain: Chain, count: int) -> float:
-    """Seconds of a step by the closed form, without all-reduce and update."""
+def closed_form_s(chain: Chain, count: int, *, careful: bool = False) -> float:
+    """Seconds of a step by the closed or the careful form, without all-reduce and update."""
     busy = [f + b for f, b in zip(chain.forward_s, chain.backward_s, strict=True)]
-    received = [0.0, *chain.send_s]
-    straggler = max(b + 2 * r for b, r in zip(busy, received, strict=True))
+    links = [0.0, *chain.send_s]
+    if careful:
+        links = [max(ends) for ends in zip(links, [*chain.send_s, 0.0], strict=True)]
+    straggler = max(b + 2 * link for b, link in zip(busy, links, strict=True))
     return (count - 1) * straggler + sum(busy) + 2 * sum(chain.send_s)
 
 

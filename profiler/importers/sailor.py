@@ -66,18 +66,20 @@ def read(path: Path, options: ImportOptions) -> Imported:
 
 def _layers(table: Entry, file: Path, sizes: Entry | None) -> list[LayerPoint]:
     gpu, model = file.parent.name, file.parent.parent.name
-    known = sizes[model] if sizes is not None and model in sizes else None
+    known = dict(sizes.fields()).get(model) if sizes is not None else None
+    by_degree = dict(known.fields()) if known is not None else {}
     out = []
     for _, by_tp in table.fields():
         batch = by_tp.key_count()
         for tp, by_layer in by_tp.fields():
             number = len(list(by_layer.fields()))
+            sized = dict(by_degree[tp].fields()) if tp in by_degree else {}
             for name, entry in by_layer.fields():
                 if not name.isdecimal() or int(name) >= number:
                     raise entry.fault(f"is not one of the layers 0 to {number - 1}")
                 times = entry.numbers(3)
                 index = int(name)
-                about = known[tp][name] if known is not None and tp in known else None
+                about = sized.get(name)
                 out.append(
                     LayerPoint(
                         model=model,
