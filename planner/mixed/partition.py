@@ -135,6 +135,10 @@ class _Tails:
         return _Tails(self.order, self.counts[keep], self.stages[keep], self.value_s[keep], self.rest_s[keep])
 
 
+#: Table entries that are worked on at once, which bounds memory to some ten MB.
+MOST_ENTRIES = 500_000
+
+
 def _grown(
     spans: _Spans,
     ahead_s: float,
@@ -147,31 +151,31 @@ def _grown(
     """(value, rest) [C, I + 1] with one stage more in front; with ``first`` [C, I + 1] closing seconds, from block 0.
 
     The stage sends for ``ahead_s`` to the next one and for ``back_s`` to the one before it."""
-    size = behind.value_s.shape[1] - 1
-    q = behind.stages[:, None] + 1
-    held = np.minimum(q, micro_batches)
-    left, back = np.maximum(micro_batches - q, 0), np.minimum(q - 1, micro_batches - 1)
-    trips = q < micro_batches
+    size, width = behind.value_s.shape[1] - 1, len(spans.busy_s)
     reach = 1 if first is not None else size + 1
-    value, rest = np.full((len(q), reach), _INF), np.full((len(q), reach), _INF)
-    for w in range(len(spans.busy_s)):
-        stop = min(reach, size - w)
-        if stop <= 0:
-            break
-        ok = spans.holds[w, :stop] >= held
-        if not ok.any():
-            continue
-        t = spans.busy_s[w, :stop] + (ahead_s + back_s)
-        b = spans.backward_s[w, :stop] + back_s
-        ahead, later = behind.value_s[:, w + 1 : w + 1 + stop], behind.rest_s[:, w + 1 : w + 1 + stop]
+    value, rest = np.full((len(behind.stages), reach), _INF), np.full((len(behind.stages), reach), _INF)
+    filled = np.flatnonzero(np.isfinite(behind.value_s).any(axis=0))
+    if not len(filled):
+        return value, rest
+    # Blocks from which a stage reaches one that something goes on from.
+    low, high = max(int(filled[0]) - width, 0), min(int(filled[-1]), reach)
+    ends = np.minimum(np.arange(low, high)[None, :] + np.arange(1, width + 1)[:, None], size)
+    holds, busy, backward = (each[:, low:high] for each in (spans.holds, spans.busy_s, spans.backward_s))
+    t, b = busy + (ahead_s + back_s), backward + back_s
+    for start in range(0, len(value), max(1, MOST_ENTRIES // max(ends.size, 1))):
+        rows = slice(start, start + max(1, MOST_ENTRIES // max(ends.size, 1)))
+        q = behind.stages[rows, None, None] + 1
+        left, back = np.maximum(micro_batches - q, 0), np.minimum(q - 1, micro_batches - 1)
+        ahead, later = behind.value_s[rows][:, ends], behind.rest_s[rows][:, ends]
         again = back * b
+        trips = q < micro_batches
         again = np.maximum(again, later) if trips.all() else np.where(trips, np.maximum(again, later), again)
         found = t + np.maximum(ahead, later + left * t + again)
         if first is not None:
-            found = found + first[:, w + 1, None]
-        ok &= found <= limit_s
-        np.minimum(value[:, :stop], np.where(ok, found, _INF), out=value[:, :stop])
-        np.minimum(rest[:, :stop], np.where(ok, t + later, _INF), out=rest[:, :stop])
+            found += first[rows][:, ends]
+        ok = (holds >= np.minimum(q, micro_batches)) & (found <= limit_s)
+        value[rows, low:high] = np.where(ok, found, _INF).min(axis=1)
+        rest[rows, low:high] = np.where(ok, t + later, _INF).min(axis=1)
     return value, rest
 
 
