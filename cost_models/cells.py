@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields, replace
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.specs.batch import CellKeys, FloatArray, IntArray, row_codes
 from meshwright.specs.cluster import ClusterSpec, GpuType, Pool
@@ -38,6 +40,7 @@ from .operators import Device, device
 from .overlap import Overlap, default_overlap
 from .pieces import ALTERNATE
 from .protocol import STATIC, TERMS, BlockTable, CellCosts, Tail
+from .rank_order import replica_send_s, stage_levels, stage_pools, stages_inside
 from .tail import tail_of
 
 #: Blackwell (10.0) multiplies 8-bit operands in either layout; Hopper and Ada need a transposed copy of the weights.
@@ -53,7 +56,9 @@ class CostModel:
     ``graphs`` are the modules whose calls the host does not launch one by one (``*``: all); by default what search
     writes into its plans.
     ``multipliers`` correct the terms, one set for each pool; by default the shipped ones.
-    ``host_optimizer`` is the share of the parameters that the host updates.
+    ``host_optimizer`` is the share of the parameters that the host updates. ``rank_order`` says where ranks sit
+    (:mod:`.rank_order`); by default as in the target's first. It needs :meth:`over_stages` where it puts the pipeline
+    inside.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class CostModel:
         graphs: frozenset[str] | None = None,
         multipliers: tuple[Multipliers, ...] | None = None,
         host_optimizer: float = 0.0,
+        rank_order: str | None = None,
     ):
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
@@ -76,6 +82,8 @@ class CostModel:
         self.overlap = default_overlap(model, target.switches) if overlap is None else overlap
         self.graphs = graphs_of_search(model, target) if graphs is None else graphs
         self.host_optimizer = host_optimizer
+        self.rank_order = rank_order or target.rank_orders[0]
+        self.stages_inside = 1
         #: Options of plans priced by this, beside those that a search always writes.
         self.plan_options: Mapping[str, object] = {}
         kinds = block_kinds(model, workload)
@@ -88,6 +96,21 @@ class CostModel:
     @property
     def pools(self) -> tuple[Pool, ...]:
         return self.cluster.pools
+
+    def over_stages(self, stages: int) -> CostModel:
+        """The costs of plans of ``stages`` stages, where the rank order makes them others."""
+        inside = stages_inside(self.rank_order, stages)
+        if inside == self.stages_inside:
+            return self
+        out = copy(self)
+        out.stages_inside = inside
+        return out
+
+    def ordered(self, rank_order: str) -> CostModel:
+        """The same costs under another rank order."""
+        out = copy(self)
+        out.rank_order, out.stages_inside = rank_order, 1
+        return out
 
     def cells(self, keys: CellKeys) -> CellCosts:
         """Costs of all block kinds on all pools at ``keys``. A pool without the precision costs infinite seconds."""
@@ -106,6 +129,9 @@ class CostModel:
             LayerTimer(at_plain, on, pool.levels, self.overlap, by, alternate)
             for on, pool, by in zip(self.devices, self.pools, self.multipliers, strict=True)
         ]
+        # Sharded parameters cross the network in the passes; where the pipeline is inside, keys have one tp*cp.
+        block = int((keys.tp * keys.cp).max(initial=1))
+        sharded = [stage_levels(pool.levels, block, self.stages_inside) for pool in self.pools]
         always = memory.WORKSPACE_BYTES + placeholder_bytes(self.kinds, at)
         for b, kind in enumerate(self.kinds):
             dense[:, b], expert[:, b] = trained_params(kind, at)
@@ -116,7 +142,7 @@ class CostModel:
             kept[:, b], transient[:, b] = activation_bytes(kind, at, self.recompute_modes)
             stash[:, b] = weight_stash_bytes(kind, at)
             transient[:, b] += always + gathered_bytes(kind, at, self.shardings)
-            for g, pool in enumerate(self.pools):
+            for g in range(pools):
                 if not self.devices[g].supported:
                     forward[:, g, b, TERMS.index("gemm")] = backward[:, g, b, TERMS.index("gemm")] = np.inf
                     continue
@@ -125,7 +151,7 @@ class CostModel:
                 by = self.multipliers[g]
                 call_s = self.devices[g].fit.host_call_s * by.host
                 one, two = block_seconds(kind, pieces, keys.recompute, self.recompute_modes, call_s, self.graphs)
-                scatter = add_sharded_comm(kind, at, pool.levels, self.shardings, one, two, by.dp_comm)
+                scatter = add_sharded_comm(kind, at, sharded[g], self.shardings, one, two, by.dp_comm)
                 forward[:, g, b], backward[:, g, b] = one, two
                 weight_gradient[:, g, b] = pieces.weight_gradient + scatter
         fixed = memory.fixed_bytes(keys.tp, keys.cp, keys.ep, keys.stage_ranks)
@@ -162,14 +188,45 @@ class CostModel:
     ) -> Tail:
         """See :meth:`~.protocol.StageCosts.tail`. ``pools`` replaces the cluster's, with the same GPU types, where
         groups reach beyond a pool (:mod:`.mixed_stage`)."""
+        if self.stages_inside > 1:
+            return self._tail_by_block(
+                cells, pools or self.pools, row, pool, dense_params, expert_params, last_backward_s
+            )
+        keys = cells.keys.take(np.asarray(row).reshape(-1))
+        return self._tail(keys, np.shape(row), pool, dense_params, expert_params, last_backward_s, pools or self.pools)
+
+    def _tail_by_block(self, cells: CellCosts, pools: tuple[Pool, ...], *arguments: npt.ArrayLike) -> Tail:
+        """The tail where replicas of the pipeline are runs of ranks: levels hold what depends on tp*cp."""
+        row, *others = np.broadcast_arrays(*arguments)
+        block, flat = (cells.keys.tp * cells.keys.cp)[row].reshape(-1), [part.reshape(-1) for part in others]
+        out = Tail(*np.zeros((3, *block.shape)))
+        for size in np.unique(block).tolist():
+            here = block == size
+            pool, dense, expert, backward = (part[here] for part in flat)
+            keys, inside = cells.keys.take(row.reshape(-1)[here]), stage_pools(pools, size, self.stages_inside)
+            part = self._tail(keys, pool.shape, pool, dense, expert, backward, inside)
+            for field in fields(Tail):
+                getattr(out, field.name)[here] = getattr(part, field.name)
+        return Tail(*(getattr(out, field.name).reshape(row.shape) for field in fields(Tail)))
+
+    def _tail(
+        self,
+        keys: CellKeys,
+        shape: tuple[int, ...],
+        pool: IntArray,
+        dense_params: FloatArray,
+        expert_params: FloatArray,
+        last_backward_s: FloatArray,
+        pools: tuple[Pool, ...],
+    ) -> Tail:
         return tail_of(
-            cells.keys.take(np.asarray(row).reshape(-1)),
-            np.shape(row),
+            keys,
+            shape,
             pool,
             dense_params,
             expert_params,
             last_backward_s,
-            pools=pools or self.pools,
+            pools=pools,
             devices=self.devices,
             workload=self.workload,
             target=self.target,
@@ -190,7 +247,7 @@ class CostModel:
             own = own / cells.keys.tp
         volume = (activation_element_bytes(self.workload.precision) * self.model.hidden_size * own)[row]
         ranks = cells.keys.stage_ranks[row]
-        return self._transfer_s(volume, source, sink, first, ranks, ranks)
+        return self._transfer_s(cells.keys, row, volume, source, sink, first, ranks)
 
     def shared_embedding_s(
         self, cells: CellCosts, row: IntArray, first_pool: int, last_pool: int, stages: int
@@ -207,25 +264,33 @@ class CostModel:
         volume = (table * BYTES[dtype])[row]  # a ring of two passes the whole once
         where = np.zeros(row.shape, dtype=np.int64)
         ranks = cells.keys.stage_ranks[row]
-        return self._transfer_s(volume, where + first_pool, where + last_pool, where, (stages - 1) * ranks, ranks)
+        distance = (stages - 1) * ranks
+        return self._transfer_s(cells.keys, row, volume, where + first_pool, where + last_pool, where, distance)
 
     def _transfer_s(
         self,
+        keys: CellKeys,
+        row: IntArray,
         volume: FloatArray,
         source: IntArray,
         sink: IntArray,
         first: IntArray,
         distance: IntArray,
-        senders: IntArray,
     ) -> FloatArray:
-        """Seconds in which each of ``senders`` ranks sends ``volume`` bytes from pool position ``first`` on by
-        ``distance``, or to another pool, whose slower end corrects them."""
-        out = np.zeros(volume.shape)
+        """Seconds in which each rank of a stage sends ``volume`` bytes from pool position ``first`` on by
+        ``distance``, or to another pool, whose slower end corrects them. Positions count stages in their usual order.
+        """
+        out, senders = np.zeros(volume.shape), keys.stage_ranks[row]
         for g, pool in enumerate(self.pools):
             inside = (source == g) & (sink == g)
             if inside.any():
-                seconds = self.multipliers[g].pp_comm * p2p_s(pool.levels, volume, distance, first, senders)
-                out = np.where(inside, seconds, out)
+                if self.stages_inside == 1:
+                    seconds = p2p_s(pool.levels, volume, distance, first, senders)
+                else:
+                    block = (keys.tp * keys.cp)[row]
+                    ahead, jump = (count // senders * block for count in (first, distance))
+                    seconds = replica_send_s(pool.levels, volume, ahead, jump, block, self.stages_inside, keys.dp[row])
+                out = np.where(inside, self.multipliers[g].pp_comm * seconds, out)
         if (source != sink).any():
             per_node = np.array([pool.gpus_per_node for pool in self.pools])
             outer = np.array([sending_bandwidth(p.levels[-1], p.gpus_per_node, senders) for p in self.pools])

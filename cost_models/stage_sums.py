@@ -24,6 +24,7 @@ from .overlap import overlap_of
 from .plan_schedule import check_schedule, ends_meet, with_copies
 from .plan_switches import with_options
 from .protocol import STATIC, TERMS, CellCosts
+from .rank_order import stages_inside
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def stage_sums(
         graphs=graphs_of(plan),
         multipliers=multipliers,
         host_optimizer=plan.options.optimizer_offload_fraction,
-    )
+        rank_order=plan.rank_order,
+    ).over_stages(plan.pp)
     cells, rows = _cells(costs, plan, modes, shardings)
     placed = _placed(costs, plan, cells, rows)
     pools, shares = _slowest_groups(costs, plan, cells, placed)
@@ -306,7 +308,10 @@ def _check_blocks(
 
 
 def _pool_starts(plan: Plan) -> list[int]:
-    """Position of each stage's first rank inside its pool: stages fill a pool in order."""
+    """Position of each stage's first rank inside its pool: stages fill a pool in order. Where the pipeline is inside
+    data parallelism, as if it were not."""
+    if stages_inside(plan.rank_order, plan.pp) > 1:
+        return [index * (plan.num_ranks // plan.pp) for index in range(plan.pp)]
     used: dict[str, int] = {}
     out = []
     for stage in plan.stages:

@@ -7,6 +7,7 @@ from typing import Self, get_args
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from meshwright.cost_models.calibration import Calibration
+from meshwright.cost_models.rank_order import DATA_INSIDE, PIPELINE_INSIDE
 from meshwright.specs.base import Document
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.expert_load import ExpertLoad
@@ -17,23 +18,27 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.target import Allowed, Switch, Target
 from meshwright.specs.workload import Workload
 
-#: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
+from .rules import uses_fsdp
+
+#: Integer choices of a plan that ``fix`` and ``max`` may name, choices by a word of the target that ``fix`` may name,
+#: and accepted short forms.
 DEGREES = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
+LABELS = ("recompute", "sharding", "rank_order")
 SHORT = {"mbs": "micro_batch_size", "micro-batch-size": "micro_batch_size"}
 #: Degrees above this are typing errors.
 MAX_DEGREE = 1_000_000
 #: Features that ``forbid`` may name.
 FEATURES = (
     "vpp", "cp", "ep", "etp", "pp", "tp", "recompute", "fsdp", "uneven", "hsdp", "zero2", "dist_opt_instances",
-    "offload", "cp_comm_type", *get_args(Switch),
+    "offload", "cp_comm_type", "rank_order", *get_args(Switch),
 )  # fmt: skip
 
 
 class PlanRequest(Document):
     """A request to plan.
 
-    ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``), ``max`` caps degrees, ``forbid`` takes
-    features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave free.
+    ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``, ``rank_order``), ``max`` caps degrees,
+    ``forbid`` takes features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave free.
     ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
     ``calibration`` corrects the costs where it has an entry.
 
@@ -67,7 +72,7 @@ class PlanRequest(Document):
     @model_validator(mode="after")
     def _known_names(self) -> Self:
         for field in ("fix", "max"):
-            allowed = {*DEGREES, *SHORT} | ({"recompute", "sharding"} if field == "fix" else set())
+            allowed = {*DEGREES, *SHORT} | (set(LABELS) if field == "fix" else set())
             for name, value in getattr(self, field).items():
                 if name not in allowed:
                     raise ValueError(f"{field}: {name!r} is not a choice; use one of {', '.join(sorted(allowed))}")
@@ -81,10 +86,24 @@ class PlanRequest(Document):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        valid = {"recompute": [mode.label for mode in self.target.recompute], "sharding": list(self.target.sharding)}
+        valid = {
+            "recompute": [mode.label for mode in self.target.recompute],
+            "sharding": list(self.target.sharding),
+            "rank_order": list(self.target.rank_orders),
+        }
         for name, labels in valid.items():
             if name in self.fix and self.fix[name] not in labels:
                 raise ValueError(f"fix: {self.target.name} has no {name} {self.fix[name]!r}; use {', '.join(labels)}")
+        if self.fix.get("rank_order") == PIPELINE_INSIDE:
+            if len(self.cluster.pools) > 1:
+                raise ValueError(
+                    f"fix: rank_order={PIPELINE_INSIDE} gives each replica of the pipeline its own GPUs; over several "
+                    f"pools plans have {DATA_INSIDE}"
+                )
+            if uses_fsdp(self.fix.get("sharding")):
+                raise ValueError(
+                    f"fix: rank_order={PIPELINE_INSIDE} excludes full sharding, sharding={self.fix['sharding']}"
+                )
         pinned = {SHORT.get(name, name): value for name, value in self.fix.items()}
         if len(pinned) < len(self.fix):
             raise ValueError("fix: micro_batch_size and mbs are one choice; give one of them")
@@ -92,7 +111,7 @@ class PlanRequest(Document):
             cap = self.cap(name)
             if cap is not None and isinstance(value, int) and value > cap:
                 raise ValueError(f"fix: {name}={value} is above max: {name}={cap}")
-            if name in self.forbid and value not in (1, "none"):
+            if name in self.forbid and value not in (1, "none", DATA_INSIDE):
                 raise ValueError(f"fix: {name}={value} contradicts forbid: {name}")
         return self
 

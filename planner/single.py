@@ -184,6 +184,7 @@ def _skeleton(request: PlanRequest, degrees: Mapping[str, Any]) -> tuple[Skeleto
         num_microbatches=batch // per_step,
         recompute=_recompute(request, degrees.get("recompute")),
         sharding=sharding_level(sharding),
+        rank_order=request.target.rank_orders[0],
     )
     return skeleton, value["pp"]
 

@@ -54,7 +54,7 @@ ReasonKind = Literal[
     "left-out",
     "rules",
     "next-best",
-    "expert-placement",
+    "placement", "expert-placement",
     "cost",
     "goal",
     "batch",

@@ -80,7 +80,9 @@ def _check_cover(rows: list[tuple[str, bool, str, int, int]], num_ranks: int) ->
 
 def _stages(plan: Plan, first: int, count: int) -> tuple[int, ...]:
     """Stages with a rank on the node."""
-    if not plan.rank_order.endswith("pp"):
-        return tuple(range(plan.pp))
     per_stage = plan.num_ranks // plan.pp
+    if not plan.rank_order.endswith("pp"):
+        degrees = plan.stages[0].degrees
+        block = min(degrees.tp * degrees.cp, per_stage)
+        return tuple(sorted({rank // block % plan.pp for rank in range(first, first + count)}))
     return tuple(range(first // per_stage, (first + count - 1) // per_stage + 1))

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from meshwright.cost_models.graphs import scope_of_search
 from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import BlockTable
+from meshwright.cost_models.rank_order import DATA_INSIDE, stages_inside
 from meshwright.specs.batch import IntArray
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.model import ModelSpec
@@ -48,6 +49,7 @@ class Skeleton:
     recompute: RecomputeMode
     sharding: ShardingLevel
     replicas: int = 1
+    rank_order: str = DATA_INSIDE
 
     @property
     def level(self) -> Sharding:
@@ -81,6 +83,7 @@ def build_plan(
     ``more`` are options beside those that a search always writes.
     """
     pp, vpp, ranks = arrangement.pp, skeleton.vpp, arrangement.stage_ranks
+    block = skeleton.tp * skeleton.cp
     degrees = Degrees(
         tp=skeleton.tp,
         cp=skeleton.cp,
@@ -107,7 +110,7 @@ def build_plan(
                     Group(
                         pool=pool.name,
                         gpu=pool.gpu,
-                        ranks=(format_range(stage * ranks, (stage + 1) * ranks - 1),),
+                        ranks=ranks_of_stage(skeleton.rank_order, stage, pp, block, skeleton.dp),
                         micro_batches=skeleton.num_microbatches,
                     ),
                 ),
@@ -128,10 +131,19 @@ def build_plan(
         sharding=skeleton.level,
         recompute=skeleton.recompute,
         stages=tuple(stages),
-        rank_order=target.rank_orders[0],
+        rank_order=skeleton.rank_order,
         devices=devices_of(cluster, arrangement),
         options=options_of(model, target, skeleton, pp).model_copy(update=dict(more or {})),
     )
+
+
+def ranks_of_stage(rank_order: str, stage: int, stages: int, block: int, copies: int) -> tuple[str, ...]:
+    """Ranks of a stage in runs: ``copies`` blocks of tp*cp ranks, all in one run, or one in each replica."""
+    inside = stages_inside(rank_order, stages)
+    if inside == 1 or copies == 1:
+        return (format_range(stage * copies * block, (stage + 1) * copies * block - 1),)
+    firsts = ((copy * inside + stage) * block for copy in range(copies))
+    return tuple(format_range(first, first + block - 1) for first in firsts)
 
 
 def devices_of(cluster: ClusterSpec, arrangement: Arrangement) -> tuple[Devices, ...]:

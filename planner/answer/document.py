@@ -33,6 +33,7 @@ def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
         recompute=recompute_of(request, finalist),
         sharding=sharding_level(sharding.level),
         replicas=sharding.replicas,
+        rank_order=getattr(finalist.batch.costs, "rank_order", request.target.rank_orders[0]),
     )
     return build_plan(
         request.model,

@@ -6,6 +6,8 @@ from itertools import groupby
 
 import numpy as np
 
+from meshwright.cost_models.cells import CostModel
+from meshwright.cost_models.rank_order import DATA_INSIDE
 from meshwright.specs.batch import IntArray
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import Explanation
@@ -70,6 +72,8 @@ def describe(plan: Plan) -> str:
 def _extras(plan: Plan) -> list[str]:
     """Options of a plan that are worth a word in its line."""
     options, out = plan.options, []
+    if plan.rank_order != DATA_INSIDE:
+        out.append(f"rank order {plan.rank_order}")
     if options.dist_opt_instances > 1:
         out.append(f"{options.dist_opt_instances} optimizer instances")
     if options.cp_comm_type not in (None, "p2p"):
@@ -89,6 +93,9 @@ def explain(
     layout = _layout(best, plan)
     if layout:
         out.append(layout)
+    order = _order(best, plan)
+    if order:
+        out.append(order)
     out += left_out(result, plan, cluster)
     out += _rules(result)
     return out
@@ -155,6 +162,23 @@ def _layout(best: Finalist, plan: Plan) -> Explanation | None:
         elif even_s > best.step_time_s:
             message += f"; an even split would take {seconds(even_s)}, {even_s / best.step_time_s - 1:.1%} longer"
     return Explanation(kind="layout", message=message, data=data)
+
+
+def _order(best: Finalist, plan: Plan) -> Explanation | None:
+    """What keeping the stages of a replica together is worth."""
+    costs = best.batch.costs
+    if plan.rank_order == DATA_INSIDE or not isinstance(costs, CostModel):
+        return None
+    which = np.arange(len(best.batch)) == best.candidate
+    usual = best.batch.under(which, costs.ordered(DATA_INSIDE), best.batch.cells.static_bytes_by)
+    usual_s = float(usual.step_s(0, best.cuts[None], best.leading)[0])
+    return Explanation(
+        kind="placement",
+        message=f"ranks are ordered {plan.rank_order}: the stages of a replica are neighbours and send to each other "
+        f"over the faster levels, gradients cross the slower ones; ordered {DATA_INSIDE} the same plan would take "
+        f"{seconds(usual_s)} a step, {usual_s / best.step_time_s - 1:.1%} longer",
+        data={"rank_order": plan.rank_order, "usual_step_time_s": usual_s},
+    )
 
 
 def _runs(gpus: list[str], layers: list[int], busy_s: list[float]) -> str:

@@ -36,11 +36,18 @@ class OffloadedOptimizer:
         self._costs, self.fraction = costs, fraction
         self.shardings, self.blocks = costs.shardings, costs.blocks
         self.boundary_s, self.shared_embedding_s = costs.boundary_s, costs.shared_embedding_s
+        self.rank_order = costs.rank_order
         self.plan_options = {"optimizer_offload_fraction": fraction, "optimizer_offload_overlap": True}
         self._lighter = CostModel(
             costs.model, costs.cluster, costs.workload, costs.target, overlap=costs.overlap, graphs=costs.graphs,
-            multipliers=costs.multipliers, host_optimizer=self.fraction,
+            multipliers=costs.multipliers, host_optimizer=self.fraction, rank_order=costs.rank_order,
         )  # fmt: skip
+        self._lighter.stages_inside = costs.stages_inside
+
+    def over_stages(self, stages: int) -> OffloadedOptimizer:
+        """See :meth:`~meshwright.cost_models.cells.CostModel.over_stages`."""
+        placed = self._costs.over_stages(stages)
+        return self if placed is self._costs else OffloadedOptimizer(placed, self.fraction)
 
     def cells(self, keys: CellKeys) -> CellCosts:
         """See :meth:`~meshwright.cost_models.protocol.StageCosts.cells`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,6 +61,12 @@ def with_recompute(batch: CandidateBatch, which: BoolArray, modes: Sequence[str]
     return replace(batch, recompute=np.where(which, modes.index(granularity), batch.recompute))
 
 
+def over_stages(costs: StageCosts, stages: int) -> StageCosts:
+    """The costs of plans of ``stages`` stages, where they depend on it: some rank orders do."""
+    of: Callable[[int], StageCosts] | None = getattr(costs, "over_stages", None)
+    return of(stages) if of else costs
+
+
 @dataclass(frozen=True)
 class _Chunks:
     """Splits of n candidates: cell row of every block [n, I], cuts [n, Q+1], chunk of every block [n, I], and the chunk
@@ -89,6 +95,7 @@ class PricedBatch:
     def __init__(
         self, costs: StageCosts, batch: CandidateBatch, arrangement: Arrangement, target: Target, headroom: float
     ):
+        costs = over_stages(costs, arrangement.pp)
         self.costs, self.batch, self.arrangement = costs, batch, arrangement
         self.is_block = in_block_mode(batch, target)
         modes = [mode.granularity for mode in target.recompute]
@@ -116,7 +123,8 @@ class PricedBatch:
         out = copy(self)
         for name in ("_least_tail_s", "_send_of_rows", "shared_embedding_s"):
             out.__dict__.pop(name, None)
-        out.costs, out.batch, out.is_block = costs, self.batch.take(which), self.is_block[which]
+        out.costs = over_stages(costs, self.arrangement.pp)
+        out.batch, out.is_block = self.batch.take(which), self.is_block[which]
         out.row, out.full_row = self.row[which], self.full_row[which]
         out.cells = replace(self.cells, static_bytes_by=static_bytes_by)
         out.static_bytes = out.cells.static_bytes

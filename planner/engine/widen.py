@@ -20,8 +20,10 @@ import numpy as np
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import STATIC, StageCosts
+from meshwright.cost_models.rank_order import DATA_INSIDE, PIPELINE_INSIDE
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 
+from .. import rules
 from ..corrections import cost_model
 from ..request import PlanRequest
 from .explore import Progress, Search
@@ -54,6 +56,7 @@ CONTEXT_SPACE = (
 OPTIMIZER_SPACE = (
     f"{', '.join(f'{fraction:.0%}' for fraction in OFFLOAD_FRACTIONS)} of the optimizer in host memory under zero1"
 )
+ORDER_SPACE = f"rank orders {DATA_INSIDE} and, beyond one network level under zero1, {PIPELINE_INSIDE}"
 LAYERS_SPACE = (
     "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory"
 )
@@ -103,11 +106,20 @@ def searched(request: PlanRequest, progress: Progress | None = None, first_fit: 
 
 
 def without_forbidden(request: PlanRequest) -> PlanRequest:
-    """The request with no switch of its target on that it forbids."""
-    kept = tuple(switch for switch in request.target.switches if switch not in request.forbid)
-    if kept == request.target.switches:
-        return request
-    return request.model_copy(update={"target": request.target.model_copy(update={"switches": kept})})
+    """The request with no switch of its target on that it forbids, and with the rank order that it pins."""
+    target, update = request.target, dict[str, Any]()
+    kept = tuple(switch for switch in target.switches if switch not in request.forbid)
+    if kept != target.switches:
+        update["switches"] = kept
+    order = str(request.fix.get("rank_order", target.rank_orders[0]))
+    if ("rank_order" in request.fix or "rank_order" in request.forbid) and target.rank_orders != (order,):
+        update["rank_orders"] = (order,)
+    if order == PIPELINE_INSIDE:
+        update |= {
+            name: tuple(level for level in getattr(target, name) if not rules.uses_fsdp(level))
+            for name in ("sharding", "sharding_replicas")
+        }
+    return request.model_copy(update={"target": target.model_copy(update=update)}) if update else request
 
 
 def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
@@ -266,6 +278,32 @@ class _OptimizerOffload(Wave):
         search.result.priced.append(priced.under(which, search.costs, static))
 
 
+@dataclass(frozen=True)
+class _Order(Wave):
+    """The pipeline inside data parallelism: sends stay near, gradients go far. Blocks cost and hold what they did."""
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        """Where the order changes what crosses which level, and the grids of attention and experts allow it."""
+        batch, pools = priced.batch, [self.request.cluster.pools[index] for index in priced.arrangement.pools]
+        if len(pools) > 1 or pools[0].levels[0].span >= pools[0].num_gpus:
+            return np.zeros(len(batch), dtype=np.bool_)
+        zero1 = batch.sharding == self.request.target.sharding.index("zero1")
+        able = zero1 & (batch.pp > 1) & (batch.dp > 1) & (batch.dp == batch.edp)
+        return np.asarray(able & (priced.least_fill() <= 1.0))
+
+    def least_s(self, priced: PricedBatch) -> FloatArray:
+        """Tails may differ, passes do not."""
+        return priced.least_step_s() - priced.least_tail_s()
+
+    def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
+        """Only sends and tails are priced again."""
+        legal = np.flatnonzero(which)[search.legal(priced.batch.take(which))]
+        kept = np.zeros(len(which), dtype=np.bool_)
+        kept[legal] = True
+        if kept.any():
+            search.result.priced.append(priced.under(kept, search.costs, priced.cells.static_bytes_by))
+
+
 def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterator[Wave]:
     """Those that gain most first, since what they find prunes the others. Notes in ``search`` what they add."""
     request, everything = search.request, search.result.best is None or "all_options" in search.request.allow
@@ -273,6 +311,15 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
         search.wider += (OPTIMIZER_SPACE,)
         for fraction in OFFLOAD_FRACTIONS:
             yield _OptimizerOffload(request, partial(OffloadedOptimizer, costs, fraction), fraction=fraction)
+    orders = request.target.rank_orders
+    if (
+        orders[0] == DATA_INSIDE
+        and PIPELINE_INSIDE in orders
+        and "zero1" in request.target.sharding
+        and search.result.best
+    ):
+        search.wider += (ORDER_SPACE,)
+        yield _Order(request, lambda: costs.ordered(PIPELINE_INSIDE), {"rank_order": PIPELINE_INSIDE})
     if not everything and search.result.candidates > MOST_CANDIDATES:
         return
     names, instances = _shardings(request, base)

@@ -302,9 +302,15 @@ def layout_of_plan(plan: Plan) -> tuple[Layout | None, str]:
 def rank_fault(plan: Plan) -> str:
     """What is wrong with who runs each stage; Megatron numbers the ranks of a stage in one run and shares evenly."""
     per_stage = plan.num_ranks // plan.pp
+    first = plan.stages[0].degrees
+    block = per_stage if plan.rank_order.endswith("pp") else min(first.tp * first.cp, per_stage)
     for index, stage in enumerate(plan.stages):
         ranks = [rank for group in stage.groups for text in group.ranks for rank in parse_range(text)]
-        if plan.rank_order.endswith("pp") and ranks != list(range(index * per_stage, (index + 1) * per_stage)):
+        starts = range(index * block, plan.num_ranks, plan.pp * block)
+        wanted = [start + rank for start in starts for rank in range(block)]
+        if ranks != wanted and block < per_stage:
+            return f"stage {index} must run on {block} ranks of every {plan.pp * block}, from rank {index * block} on"
+        if ranks != wanted:
             return f"stage {index} must run on ranks {index * per_stage}-{(index + 1) * per_stage - 1}"
         if any(group.micro_batches != plan.num_microbatches for group in stage.groups):
             return f"stage {index} shares micro-batches unevenly between its groups"

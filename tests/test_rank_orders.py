@@ -1,0 +1,99 @@
+"""Rank orders: which level each group and each send crosses, priced by hand, searched, exported and read back."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models.cells import CostModel
+from meshwright.cost_models.collectives import collective_s, members_inside, p2p_s
+from meshwright.cost_models.rank_order import DATA_INSIDE, PIPELINE_INSIDE, replica_send_s, stage_levels
+from meshwright.megatron_export.megatron.export import megatron_arguments
+from meshwright.planner import rules
+from meshwright.planner.search import plan
+from meshwright.specs.batch import CellKeys
+from meshwright.specs.cluster import ClusterSpec, NetworkLevel, Pool
+
+from .cost_cases import H100
+from .planner_cases import request, small_model, workload
+
+
+def level(span, bandwidth, kind="infiniband"):
+    return NetworkLevel(name=f"to {span}", kind=kind, span=span, bandwidth_bytes_per_s=bandwidth, latency_s=5e-6)
+
+
+def nodes_of(per_node, nodes, outer=10e9, inner=400e9):
+    """Nodes of ``per_node`` GPUs under one switch."""
+    levels = (level(per_node, inner, "nvlink"), level(per_node * nodes, outer))
+    pool = Pool(name="pool", gpu=H100.name, nodes=nodes, gpus_per_node=per_node, levels=levels)
+    return ClusterSpec(name="test", gpus={H100.name: H100}, pools=(pool,))
+
+
+def keys(tp, ranks):
+    return CellKeys(*(np.array([value]) for value in (tp, 1, 1, tp, ranks, 1, 0, 0, 0)))
+
+
+@pytest.mark.parametrize(("block", "stages", "copies"), [(1, 2, 8), (1, 4, 4), (2, 2, 4), (2, 4, 4), (4, 4, 4)])
+def test_levels_join_as_many_ranks_of_a_stage_as_they_hold(block, stages, copies):
+    """Against counting: ranks of stage 0 are those with rank // block % stages == 0."""
+    ranks = [rank for rank in range(block * stages * copies) if rank // block % stages == 0]
+    levels = (level(8, 400e9), level(32, 50e9), level(128, 10e9))
+    for whole, part in zip(levels, stage_levels(levels, block, stages), strict=True):
+        inside = [sum(rank // whole.span == instance for rank in ranks) for instance in range(1)]
+        size = len(ranks)
+        assert members_inside(part, size, 1) == min(max(inside), size)
+        heads = [rank for rank in ranks if rank % block == 0]  # a data-parallel group
+        together = sum(rank < whole.span for rank in heads)
+        assert members_inside(part, copies, block) == max(together, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "stages", "copies"), [(1, 2, 12), (1, 4, 6), (2, 3, 8), (1, 6, 4), (4, 4, 3), (3, 4, 4), (6, 2, 4)]
+)
+def test_a_send_crosses_what_the_replica_that_lies_worst_crosses(block, stages, copies):
+    """Against every replica's blocks by position; the levels take 1, 10 and 100 s to cross and no time a byte."""
+    levels = [level(span, 1e30).model_copy(update={"latency_s": cost}) for span, cost in ((4, 1), (8, 10), (48, 100))]
+    for one, other in combinations(range(stages), 2):
+        firsts = [(copy * stages + one) * block for copy in range(copies)]
+        ends = [(copy * stages + other) * block + block - 1 for copy in range(copies)]
+        expected = max(
+            next(cost for span, cost in ((4, 1), (8, 10), (48, 100)) if first // span == end // span)
+            for first, end in zip(firsts, ends, strict=True)
+        )
+        columns = (np.array([value]) for value in (one * block, (other - one) * block, block))
+        found = replica_send_s(levels, np.ones(1), *columns, stages, np.array([copies]))
+        assert found[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_gradients_cross_nodes_and_sends_stay_inside():
+    """4 nodes of 4 GPUs, PP 4, DP 4: in the second order a replica fills a node."""
+    cluster = nodes_of(4, 4)
+    asked = request(small_model(8), cluster, workload(64, 2048))
+    usual = CostModel(asked.model, cluster, asked.workload, asked.target)
+    inside = usual.ordered(PIPELINE_INSIDE).over_stages(4)
+    at, params, zero = keys(1, 4), np.array([30e6]), np.array([0])
+    cells, levels, by = usual.cells(at), cluster.pools[0].levels, usual.multipliers[0]
+    tails = [costs.tail(cells, zero, zero, params, 0 * params, 0 * params) for costs in (usual, inside)]
+    for tail, stride in zip(tails, (1, 4), strict=True):
+        zero1 = collective_s("all_reduce", levels, params * 4, 4, stride)
+        assert tail.grad_reduce_s == pytest.approx(by.dp_comm * zero1)
+    volume = 2 * asked.model.hidden_size * 2048.0
+    sends = [costs.boundary_s(cells, zero, zero, zero, np.array([4]))[0] for costs in (usual, inside)]
+    assert sends[0] == pytest.approx(by.pp_comm * p2p_s(levels, volume, 4, 4))
+    assert sends[1] == pytest.approx(by.pp_comm * p2p_s(levels[:1], volume, 1, 1))
+    assert sends[0] > 10 * sends[1]
+
+
+def test_two_replicas_a_node_share_its_gradients():
+    """8 GPUs a node, TP 2, PP 2: a node has two replicas, so a group of 8 has two members in each of 4 nodes."""
+    cluster = nodes_of(8, 4)
+    asked = request(small_model(8), cluster)
+    usual = CostModel(asked.model, cluster, asked.workload, asked.target)
+    inside = usual.ordered(PIPELINE_INSIDE).over_stages(2)
+    at, params, zero = keys(2, 16), np.array([30e6]), np.array([0])
+    tail = inside.tail(usual.cells(at), zero, zero, params, 0 * params, 0 * params)
+    levels = (cluster.pools[0].levels[0].model_copy(update={"span": 4}), cluster.pools[0].levels[1])
+    expected = collective_s("all_reduce", levels, params * 4, 8, 2)
+    assert tail.grad_reduce_s == pytest.approx(usual.multipliers[0].dp_comm * expected)
