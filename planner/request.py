@@ -38,8 +38,8 @@ class PlanRequest(Document):
     """A request to plan.
 
     ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``, ``rank_order``), ``max`` caps degrees,
-    ``forbid`` takes features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave free.
-    ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
+    ``forbid`` takes features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave
+    free. ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
     ``calibration`` corrects the costs where it has an entry.
 
     ``price`` is money a GPU-hour by GPU type, ``tokens`` the length of the whole run. ``target_step_time_s`` is the
@@ -101,9 +101,7 @@ class PlanRequest(Document):
                     f"pools plans have {DATA_INSIDE}"
                 )
             if uses_fsdp(self.fix.get("sharding")):
-                raise ValueError(
-                    f"fix: rank_order={PIPELINE_INSIDE} excludes full sharding, sharding={self.fix['sharding']}"
-                )
+                raise ValueError(f"fix: sharding={self.fix['sharding']} does not go with rank_order={PIPELINE_INSIDE}")
         pinned = {SHORT.get(name, name): value for name, value in self.fix.items()}
         if len(pinned) < len(self.fix):
             raise ValueError("fix: micro_batch_size and mbs are one choice; give one of them")

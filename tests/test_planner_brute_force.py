@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from meshwright.cost_models.blocks import block_table
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.estimate import estimate
+from meshwright.cost_models.rank_order import PIPELINE_INSIDE
 from meshwright.planner import rules
 from meshwright.planner.answer.assemble import Skeleton, build_plan
 from meshwright.planner.engine.arrangements import Arrangement
@@ -19,8 +21,10 @@ from meshwright.planner.engine.space import VIRTUAL_STAGES, block_mode
 from meshwright.planner.engine.widen import OFFLOAD_FRACTIONS
 from meshwright.planner.search import plan
 from meshwright.specs.batch import CandidateBatch
+from meshwright.specs.cluster import ClusterSpec, NetworkLevel, Pool
 from meshwright.specs.target import RecomputeMode
 
+from .cost_cases import H100
 from .planner_cases import request, small_model, workload
 
 
@@ -61,6 +65,8 @@ def every_plan(asked, blocks):
     model, batch = asked.model, asked.workload.global_batch_size
     size, layers = len(blocks.instances), model.num_layers
     experts = divisors(model.moe.num_experts) if model.moe else [1]
+    pools = asked.cluster.pools
+    two_orders = len(pools) == 1 and len(pools[0].levels) > 1
     for where in placements(asked.cluster):
         ranks, pp = where.stage_ranks, where.pp
         if pp > layers:
@@ -91,6 +97,8 @@ def every_plan(asked, blocks):
                                     sharding=sharding,
                                 )
                                 yield where, skeleton, size
+                                if two_orders and sharding == "zero1" and pp > 1 and dp > 1:
+                                    yield where, replace(skeleton, rank_order=PIPELINE_INSIDE), size
 
 
 def layer_cuts(size, pp):
@@ -145,6 +153,25 @@ def virtual_cuts(costs, asked, where, skeleton):
     return split_chunks(priced.busy_s(np.array([0])), skeleton.vpp, priced.counted)[0]
 
 
+#: Two nodes over 1 GB/s, where a pipeline inside a node wins.
+SLOW = ClusterSpec(
+    name="slow",
+    gpus={H100.name: H100},
+    pools=(
+        Pool(
+            name="pool",
+            gpu=H100.name,
+            nodes=2,
+            gpus_per_node=2,
+            levels=(
+                NetworkLevel(name="nvlink", kind="nvlink", span=2, bandwidth_bytes_per_s=400e9, latency_s=1e-6),
+                NetworkLevel(name="lan", kind="ethernet", span=4, bandwidth_bytes_per_s=1e9, latency_s=2e-5),
+            ),
+        ),
+    ),
+)
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "work"),
     [
@@ -156,7 +183,9 @@ def virtual_cuts(costs, asked, where, skeleton):
     ids=["dense", "big-vocabulary", "moe", "mixed"],
 )
 def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
-    fewer = ("fsdp", "zero2") if "+" in cluster else ()  # where the space is large enough without them
+    fewer = (
+        ("fsdp", "zero2") if cluster is SLOW or "+" in cluster else ()
+    )  # where the space is large enough without them
     asked = request(model, cluster, work, forbid=fewer)
     by_degrees, count = brute_force(asked)
     expected = min(by_degrees.values())
@@ -175,6 +204,17 @@ def test_the_search_finds_the_best_of_all_plans(model, cluster, work):
     for other, least in zip(answer.alternatives, ranked, strict=True):
         assert by_degrees[degrees_of(other.plan)] <= other.step_time_s * (1 + 1e-9)
         assert other.step_time_s == pytest.approx(least, rel=0.01)
+
+
+def test_the_pipeline_goes_inside_a_node_where_the_best_of_all_plans_has_it_there():
+    model = small_model(layers=2, hidden=512, vocab=2000)
+    asked = request(model, SLOW, workload(batch=16, seq=4096), forbid=("fsdp", "zero2"), max={"tp": 1})
+    by_degrees, _ = brute_force(asked)
+    answer = plan(asked)
+    assert answer.plan.rank_order == PIPELINE_INSIDE
+    least_s = min(step_s for degrees, step_s in by_degrees.items() if degrees[0] == 1)
+    assert answer.estimate.step_time_s == pytest.approx(least_s, rel=1e-9)
+    assert answer.bound.gap == 0.0
 
 
 def test_a_tight_memory_limit_changes_the_winner_and_is_met():

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
+from meshwright.cost_models.blocks import block_table
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.collectives import collective_s, members_inside, p2p_s
+from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.rank_order import DATA_INSIDE, PIPELINE_INSIDE, replica_send_s, stage_levels
+from meshwright.megatron_export.megatron import plan_from_arguments, read_arguments
 from meshwright.megatron_export.megatron.export import megatron_arguments
 from meshwright.planner import rules
+from meshwright.planner.answer.assemble import Skeleton, build_plan
+from meshwright.planner.engine.arrangements import Arrangement
 from meshwright.planner.search import plan
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.cluster import ClusterSpec, NetworkLevel, Pool
+from meshwright.specs.target import RecomputeMode
 
 from .cost_cases import H100
 from .planner_cases import request, small_model, workload
@@ -97,3 +104,96 @@ def test_two_replicas_a_node_share_its_gradients():
     levels = (cluster.pools[0].levels[0].model_copy(update={"span": 4}), cluster.pools[0].levels[1])
     expected = collective_s("all_reduce", levels, params * 4, 8, 2)
     assert tail.grad_reduce_s == pytest.approx(usual.multipliers[0].dp_comm * expected)
+
+
+def far_apart(gpus_per_node=2, **options):
+    """A small model with many micro-batches on two nodes that 1 GB/s joins."""
+    model, cluster = small_model(4, vocab=8000), nodes_of(gpus_per_node, 2, outer=1e9)
+    return request(model, cluster, workload(512, 1024), **{"top": 1, **options})
+
+
+def step_s(asked, found):
+    return estimate(asked.model, asked.cluster, asked.workload, asked.target, found, asked.memory_headroom).step_time_s
+
+
+def test_the_search_puts_the_pipeline_inside_a_node_where_that_wins():
+    fixed = {"pp": 2, "tp": 1, "vpp": 1, "micro_batch_size": 4, "sharding": "zero1", "recompute": "none"}
+    asked = far_apart(fix=fixed)
+    best, usual = plan(asked), plan(far_apart(fix=fixed, forbid=("rank_order",)))
+    assert best.plan.rank_order == PIPELINE_INSIDE
+    assert usual.plan.rank_order == DATA_INSIDE
+    assert [stage.groups[0].ranks for stage in best.plan.stages] == [("0", "2"), ("1", "3")]
+    assert best.estimate.step_time_s < usual.estimate.step_time_s
+    assert best.bound.step_time_s == pytest.approx(best.estimate.step_time_s)
+    assert any(PIPELINE_INSIDE in words for words in best.bound.space)
+    assert not any(PIPELINE_INSIDE in words for words in usual.bound.space)
+    assert step_s(asked, best.plan) == best.estimate.step_time_s
+    reason = next(each for each in best.explanation if each.kind == "placement")
+    assert reason.data["usual_step_time_s"] == pytest.approx(usual.estimate.step_time_s)
+
+
+@pytest.mark.parametrize("outer", [1e9, 20e9])
+def test_no_order_of_the_same_degrees_is_quicker_than_the_best_plan(outer):
+    """Both orders of every split of 4 layers over 2 stages of 2 GPUs, priced one by one."""
+    fixed = {"pp": 2, "tp": 1, "vpp": 1, "micro_batch_size": 4, "sharding": "zero1", "recompute": "none"}
+    model = small_model(4, vocab=8000)
+    asked = request(model, nodes_of(2, 2, outer=outer), workload(64, 1024), top=1, fix=fixed)
+    parts = asked.model, asked.cluster, asked.target
+    skeleton = Skeleton(1, 1, 1, 1, 2, 1, 4, 8, RecomputeMode(), "zero1")
+    times = [
+        step_s(asked, build_plan(*parts, block_table(model, asked.workload, asked.target), Arrangement(2, (0,), (2,)),
+                                 replace(skeleton, rank_order=order), np.array([0, cut, 6])))
+        for order in asked.target.rank_orders
+        for cut in (2, 3, 4)
+    ]  # fmt: skip
+    assert plan(asked).estimate.step_time_s == pytest.approx(min(times), rel=1e-12)
+
+
+def test_an_export_says_the_order_and_is_read_back():
+    found = plan(far_apart(4, fix={"rank_order": PIPELINE_INSIDE, "tp": 2, "pp": 2, "vpp": 1}))
+    assert found.plan.rank_order == PIPELINE_INSIDE
+    assert [stage.groups[0].ranks for stage in found.plan.stages] == [("0-1", "4-5"), ("2-3", "6-7")]
+    assert not rules.violations(
+        rules.facts_of_plan(found.plan, found.inputs.model, found.inputs.workload, found.inputs.target)
+    )
+    flags = [word for group in megatron_arguments(found).values() for flag in group for word in flag]
+    assert "--use-tp-pp-dp-mapping" in flags
+    back = plan_from_arguments(read_arguments(flags), found.inputs.model, found.inputs.cluster)
+    assert back.rank_order == PIPELINE_INSIDE
+    assert [stage.groups for stage in back.stages] == [stage.groups for stage in found.plan.stages]
+
+
+def test_ranks_of_a_stage_that_the_order_does_not_give_are_refused():
+    found = plan(far_apart(fix={"rank_order": PIPELINE_INSIDE, "tp": 1, "pp": 2, "vpp": 1})).plan
+    other = found.model_copy(update={"rank_order": DATA_INSIDE})
+    parts = small_model(4, vocab=8000), workload(512, 1024), far_apart().target
+    assert "stage 0 must run on ranks 0-1" in str(rules.violations(rules.facts_of_plan(other, *parts)))
+    swapped = found.model_copy(update={"stages": found.stages[::-1]})
+    assert "from rank 0 on" in str(rules.violations(rules.facts_of_plan(swapped, *parts)))
+
+
+def test_unequal_grids_keep_the_usual_order():
+    """EP 4 over DP 4: a replica's experts lie on all stages' blocks, which Megatron refuses in the other order."""
+    asked = request(small_model(4, experts=4, vocab=8000), nodes_of(4, 2, outer=1e9), workload(512, 1024), top=1)
+    fixed = {"pp": 2, "tp": 1, "ep": 4, "etp": 1, "vpp": 1, "micro_batch_size": 4}
+    assert plan(asked.model_copy(update={"fix": fixed})).plan.rank_order == DATA_INSIDE
+    refused = plan(asked.model_copy(update={"fix": {**fixed, "rank_order": PIPELINE_INSIDE}}))
+    assert refused.plan is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fix": {"rank_order": "pp-tp"}}, "has no rank_order 'pp-tp'"),
+        ({"fix": {"rank_order": PIPELINE_INSIDE}, "forbid": ("rank_order",)}, "contradicts forbid"),
+        ({"fix": {"rank_order": PIPELINE_INSIDE, "sharding": "fsdp"}}, "does not go with"),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        far_apart(**options)
+
+
+def test_over_several_pools_the_usual_order_is_the_only_one():
+    with pytest.raises(ValueError, match="several pools"):
+        request(small_model(), "8xH100+8xA100-80GB", fix={"rank_order": PIPELINE_INSIDE})

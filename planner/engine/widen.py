@@ -45,6 +45,10 @@ OFFLOAD_FRACTIONS = (0.25, 0.5, 1.0)
 #: Waves over larger spaces than this run only where nothing fits without them, or where the request allows them.
 MOST_CANDIDATES = 8_000
 
+#: Sends there and back over the passes of a mean chunk, from which on the pipeline is tried inside data parallelism:
+#: shorter ones gain next to nothing, and on fabrics with a port for each GPU all are.
+LEAST_SENDS = 0.02
+
 #: What the waves add to the space, in words, for ``bound.space``.
 SHARDING_SPACE = (
     "zero2; full sharding with pipeline stages; shards of the optimizer or of everything inside each instance of a "
@@ -56,7 +60,10 @@ CONTEXT_SPACE = (
 OPTIMIZER_SPACE = (
     f"{', '.join(f'{fraction:.0%}' for fraction in OFFLOAD_FRACTIONS)} of the optimizer in host memory under zero1"
 )
-ORDER_SPACE = f"rank orders {DATA_INSIDE} and, beyond one network level under zero1, {PIPELINE_INSIDE}"
+ORDER_SPACE = (
+    f"rank orders {DATA_INSIDE} and, under zero1 where sends take at least {LEAST_SENDS:.0%} of a chunk's passes, "
+    f"{PIPELINE_INSIDE}"
+)
 LAYERS_SPACE = (
     "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory"
 )
@@ -289,7 +296,11 @@ class _Order(Wave):
             return np.zeros(len(batch), dtype=np.bool_)
         zero1 = batch.sharding == self.request.target.sharding.index("zero1")
         able = zero1 & (batch.pp > 1) & (batch.dp > 1) & (batch.dp == batch.edp)
-        return np.asarray(able & (priced.least_fill() <= 1.0))
+        index, pool = np.flatnonzero(able), priced.arrangement.pools[0]
+        passes_s = priced.busy[priced.row[index], pool][:, priced.kind].sum(axis=1)
+        sends_s = 2 * batch.pp[index] * batch.vpp[index] * priced.send_s(index).max(axis=1)
+        able[index[sends_s < LEAST_SENDS * passes_s]] = False
+        return np.asarray(able & (priced.least_fill() <= 1.0) if able.any() else able)
 
     def least_s(self, priced: PricedBatch) -> FloatArray:
         """Tails may differ, passes do not."""
