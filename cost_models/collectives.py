@@ -98,6 +98,13 @@ class _Step:
         return out
 
 
+def _passed_on(step: _Step) -> FloatArray | float:
+    """Links of a level that a byte of an all-to-all takes on average: 1 through a switch. Round a ring of n the ways to
+    the n - 1 others add up to floor(n^2 / 4) links."""
+    ways = step.members / step.inner
+    return np.floor(ways**2 / 4) / np.maximum(ways - 1, 1.0) if step.level.ring else 1.0
+
+
 def _steps(levels: Sequence[NetworkLevel], size: IntArray, stride: IntArray) -> list[_Step]:
     out, inner = [], np.ones(size.shape)
     for level in levels:
@@ -284,7 +291,7 @@ def _all_to_all(steps: Sequence[_Step], volume: FloatArray, number: FloatArray, 
         if step.first.any():
             # Bytes for the k - 1 peers inside: what a group of k alone would send of volume * k / n.
             inside = _inside_s("all_to_all", level, volume * step.members / number, step.members)
-        leaving = volume * (step.members - step.inner) / number
+        leaving = volume * (step.members - step.inner) / number * _passed_on(step)
         leaving = leaving * (copies if curve_of(level) is None or place else 1.0)
         hop_s = level.latency_s + constants["exchange_step_s"]
         alpha = constants["start_s"] + hop_s * (step.members / step.inner - 1)
@@ -321,7 +328,7 @@ def expert_exchange_s(
             inside = np.where(step.crossed, volume * rank_copies / rate, inside)
             start = np.where(step.crossed, constants["start_s"], start)
         else:
-            sent = volume * node_copies * (step.members - step.inner) / number
+            sent = volume * node_copies * (step.members - step.inner) / number * _passed_on(step)
             across = sent / (constants["fabric_share"] * bandwidth)
             outside = np.where(step.crossed, np.maximum(outside, across), outside)
             start = np.where(step.crossed, constants["fabric_start_s"], start)

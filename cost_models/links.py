@@ -157,7 +157,8 @@ def usable_bandwidth(level: NetworkLevel) -> float:
 
 
 def pair_bandwidth(level: NetworkLevel) -> float:
-    """Bytes/s that one pair of GPUs reaches across ``level``: not every board joins a pair by all its links."""
+    """Bytes/s that one pair of GPUs reaches across ``level``: not every board joins a pair by all its links, and round
+    a ring bytes go one way."""
     curve = curve_of(level)
     share = curve.pair_share if curve else link_constants(level)["busbw_eff"]
-    return level.bandwidth_bytes_per_s / level.oversubscription * share
+    return level.bandwidth_bytes_per_s / level.oversubscription * (share / 2 if level.ring else share)

@@ -48,7 +48,8 @@ class NetworkLevel(Document):
     bisection). ``latency_s`` is one hop's. ``port_bytes_per_s`` is what one GPU reaches while those that share its port
     are silent; None: no more than ``bandwidth_bytes_per_s``. ``in_network_reduction``: the switches add up all-reduces
     (SHARP). ``peer_to_peer``: GPUs reach each other without passing through host memory (PCIe boards of consumer cards
-    mostly do not).
+    mostly do not). ``ring``: what the level joins stands in a ring, one dimension of a torus; the bandwidth is that of
+    both directions together.
     """
 
     name: str
@@ -59,6 +60,7 @@ class NetworkLevel(Document):
     oversubscription: Ratio = 1.0
     in_network_reduction: bool = False
     peer_to_peer: bool = True
+    ring: bool = False
     port_bytes_per_s: Positive | None = None
     source: str = ""
 

@@ -247,7 +247,7 @@ def _link(form: LinkForm, name: str, pointer: str) -> Link:
 def _level(form: JoinForm, span: int, name: str, pointer: str) -> NetworkLevel:
     link = _link(form, name, pointer)
     fields = {**link.model_dump(), "name": form.name or link.name, "span": span}
-    fields |= {"oversubscription": form.oversubscription, "in_network_reduction": form.in_network_reduction}
+    fields |= {name: getattr(form, name) for name in ("oversubscription", "in_network_reduction", "ring")}
     return NetworkLevel.parse(fields, pointer)
 
 

@@ -52,6 +52,7 @@ class JoinForm(LinkForm):
     name: Name | None = None
     oversubscription: Ratio = 1.0
     in_network_reduction: bool = False
+    ring: bool = False
 
 
 class PoolLinkForm(JoinForm):
