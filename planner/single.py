@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost_models.rank_order import DATA_INSIDE
 from meshwright.specs.batch import CandidateBatch
 from meshwright.specs.document import Explanation, PlanDocument
 from meshwright.specs.errors import Fault, SpecError
@@ -34,8 +35,8 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
     """Price the plan with the given degrees, its layers split best (or evenly enough when nothing fits).
 
     ``degrees`` may hold tp, pp, cp, ep, etp, vpp, micro_batch_size (default 1; etp defaults to tp), recompute (a label
-    of the target) and sharding. All GPUs are used. Raises :class:`IllegalPlan` where the target refuses it and
-    :class:`SpecError` where the numbers cannot be a plan at all.
+    of the target), sharding and rank_order. All GPUs are used. Raises :class:`IllegalPlan` where the target refuses it
+    and :class:`SpecError` where the numbers cannot be a plan at all.
     """
     started = time.process_time()
     skeleton, pp = _skeleton(request, degrees)
@@ -66,7 +67,7 @@ def estimate_degrees(request: PlanRequest, degrees: Mapping[str, Any]) -> PlanDo
         "sharding": request.target.sharding.index(str(skeleton.sharding)),
     }
     batch = CandidateBatch(**{name: np.array([value], dtype=np.int64) for name, value in row.items()})
-    costs = cost_model(request)
+    costs = cost_model(request).ordered(skeleton.rank_order)
     priced = PricedBatch(costs, batch, arrangement, request.target, request.memory_headroom)
     one, ahead = np.array([0]), np.array([leading])
     if skeleton.vpp > 1:
@@ -173,6 +174,12 @@ def _skeleton(request: PlanRequest, degrees: Mapping[str, Any]) -> tuple[Skeleto
         raise SpecError(
             Fault("/sharding", f"{sharding!r} is unknown to {request.target.name}", request.target.sharding)
         )
+    order = str(degrees.get("rank_order") or request.target.rank_orders[0])
+    if order not in request.target.rank_orders:
+        message = f"{order!r} is unknown to {request.target.name}"
+        raise SpecError(Fault("/rank_order", message, request.target.rank_orders))
+    if order != DATA_INSIDE and len(request.cluster.pools) - len(refused) > 1:
+        raise SpecError(Fault("/rank_order", f"over several pools plans have {DATA_INSIDE}", (DATA_INSIDE,)))
     skeleton = Skeleton(
         tp=value["tp"],
         cp=value["cp"],
@@ -184,7 +191,7 @@ def _skeleton(request: PlanRequest, degrees: Mapping[str, Any]) -> tuple[Skeleto
         num_microbatches=batch // per_step,
         recompute=_recompute(request, degrees.get("recompute")),
         sharding=sharding_level(sharding),
-        rank_order=request.target.rank_orders[0],
+        rank_order=order,
     )
     return skeleton, value["pp"]
 

@@ -17,6 +17,8 @@ from meshwright.megatron_export.megatron import plan_from_arguments, read_argume
 from meshwright.megatron_export.megatron.export import megatron_arguments
 from meshwright.planner import rules
 from meshwright.planner.answer.assemble import Skeleton, build_plan
+from meshwright.planner.answer.current import with_current
+from meshwright.planner.answer.differences import differences
 from meshwright.planner.engine.arrangements import Arrangement
 from meshwright.planner.search import plan
 from meshwright.specs.batch import CellKeys
@@ -161,6 +163,18 @@ def test_an_export_says_the_order_and_is_read_back():
     back = plan_from_arguments(read_arguments(flags), found.inputs.model, found.inputs.cluster)
     assert back.rank_order == PIPELINE_INSIDE
     assert [stage.groups for stage in back.stages] == [stage.groups for stage in found.plan.stages]
+
+
+def test_a_plan_in_use_is_told_what_its_order_is_worth():
+    fixed = {"pp": 2, "tp": 1, "vpp": 1, "micro_batch_size": 4, "sharding": "zero1", "recompute": "none"}
+    usual = plan(far_apart(fix=fixed, forbid=("rank_order",)))
+    best = plan(far_apart(fix=fixed))
+    found = {each.name: each for each in differences(usual.plan, best.plan)}
+    assert (found["rank_order"].ours, found["rank_order"].theirs) == (DATA_INSIDE, PIPELINE_INSIDE)
+    compared = with_current(far_apart(fix=fixed, current=usual.plan), best).current
+    by_name = {each.name: each for each in compared.differences}
+    gained_s = usual.estimate.step_time_s - best.estimate.step_time_s
+    assert by_name["rank_order"].worth_s == pytest.approx(gained_s, rel=0.05)
 
 
 def test_ranks_of_a_stage_that_the_order_does_not_give_are_refused():

@@ -87,7 +87,7 @@ def _worth(request: PlanRequest, current: Plan, best: Plan, difference: Differen
 def _split_again(request: PlanRequest, current: Plan, changes: dict[str, Any]) -> PlanDocument:
     """The current plan with other degrees, its layers split anew, its options kept as far as they apply."""
     degrees = {name: getattr(current, name) for name in CHANGEABLE if name not in ("recompute", "sharding")}
-    degrees |= {"recompute": current.recompute.label, "sharding": current.sharding}
+    degrees |= {"recompute": current.recompute.label, "sharding": current.sharding, "rank_order": current.rank_order}
     if "ep" not in changes and "tp" in changes and current.etp == current.tp and current.ep == 1:
         degrees["etp"] = changes["tp"]
     if not isinstance(current.sharding, str):

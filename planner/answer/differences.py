@@ -14,8 +14,8 @@ DEGREES = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
 
 
 def differences(first: Plan, second: Plan) -> tuple[Difference, ...]:
-    """Choices in which ``second`` differs from ``first``: degrees, schedule, recompute, sharding, layers of the stages,
-    GPUs, and options by their own names (``options.overlap_p2p``)."""
+    """Choices in which ``second`` differs from ``first``: degrees, schedule, recompute, sharding, rank order, layers of
+    the stages, GPUs, and options by their own names (``options.overlap_p2p``)."""
     mine, other = choices(first), choices(second)
     return tuple(
         Difference(name=name, ours=mine[name], theirs=other[name]) for name in mine if mine[name] != other[name]
@@ -28,6 +28,7 @@ def choices(plan: Plan) -> dict[str, Any]:
     out["schedule"] = plan.schedule
     out["recompute"] = plan.recompute.label
     out["sharding"] = plan.sharding if isinstance(plan.sharding, str) else plan.sharding.model_dump(mode="json")
+    out["rank_order"] = plan.rank_order
     out["layers"] = in_runs(decoder_layers(plan))
     out["gpus"] = ", ".join(name for name, _ in groupby(stage.groups[0].gpu for stage in plan.stages))
     return out | {f"options.{name}": value for name, value in plan.options.model_dump(mode="json").items()}

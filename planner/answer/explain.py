@@ -172,6 +172,8 @@ def _order(best: Finalist, plan: Plan) -> Explanation | None:
     which = np.arange(len(best.batch)) == best.candidate
     usual = best.batch.under(which, costs.ordered(DATA_INSIDE), best.batch.cells.static_bytes_by)
     usual_s = float(usual.step_s(0, best.cuts[None], best.leading)[0])
+    if usual_s <= best.step_time_s:
+        return None
     return Explanation(
         kind="placement",
         message=f"ranks are ordered {plan.rank_order}: the stages of a replica are neighbours and send to each other "

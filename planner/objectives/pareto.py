@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from meshwright.cost_models.memory import ALLOCATED_OVER_RESERVED
+from meshwright.cost_models.rank_order import DATA_INSIDE
 from meshwright.specs.batch import FloatArray
 from meshwright.specs.goals import ParetoPoint
 
@@ -88,4 +89,6 @@ def choices_of(request: PlanRequest, item: Finalist) -> dict[str, int | str]:
     names = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
     sharding = sharding_of(request, item)
     out: dict[str, int | str] = {name: item.column(name) for name in names}
-    return out | {"recompute": recompute_of(request, item).label, "sharding": sharding}
+    out |= {"recompute": recompute_of(request, item).label, "sharding": sharding}
+    order = getattr(item.batch.costs, "rank_order", DATA_INSIDE)
+    return out if order == DATA_INSIDE else out | {"rank_order": order}
