@@ -290,8 +290,7 @@ class SplitBounds:
         row, full = priced.row[index], priced.full_row[index]
         chunks = priced.batch.vpp[index][:, None, None, None]
         leading = test.leading[:, None, None, None]
-        live = self._live(index)  # [n, P, 4]
-        every, least, first, last = (live[:, :, k, None, None] for k in range(4))
+        live = self._live(index)  # [n, 2, P, 4]
         held = (rare + common)[None, None]
         kept, lean = cells.activation_bytes[row], cells.activation_bytes[full]
         kept_least, kept_most = (f(kept[:, self.kinds], axis=-1)[:, None, None, None] for f in (np.min, np.max))
@@ -302,19 +301,23 @@ class SplitBounds:
         rest = np.maximum((held - redone) * kept_least, self._sum(kept, rare, common)[:, None] - kept_most * redone)
         one = np.where(some > 0, lean_least, kept_least)
         more = np.where(some > 0, (redone - chunks) * lean_least + rest, rest - chunks * kept_least)
-        need = every * one + least * np.maximum(more, 0.0)
+        more = np.maximum(more, 0.0)
         static = np.minimum(priced.static_bytes[row], priced.static_bytes[full])
-        need = need + self._sum(static, rare, common)[:, None]
         transient = np.minimum(cells.transient_bytes[row], cells.transient_bytes[full])
         peak = np.repeat(transient[:, self.kinds].min(axis=-1)[:, None], pp, axis=1)
-        for stage, blocks, times in ((0, self.head, first), (pp - 1, self.rear, last)):
-            if len(blocks):
-                size = (
-                    static[:, blocks].sum(axis=-1)[:, None, None]
-                    + times[:, stage] * kept[:, blocks].sum(axis=-1)[:, None, None]
-                )
-                need[:, stage] += size
-                peak[:, stage] = np.maximum(peak[:, stage], transient[:, blocks].max(axis=-1))
+        ends = [(stage, blocks) for stage, blocks in ((0, self.head), (pp - 1, self.rear)) if len(blocks)]
+        need = np.zeros((1, 1, 1, 1))
+        for mix in range(live.shape[1]):
+            every, least = (live[:, mix, :, k, None, None] for k in range(2))
+            held_bytes = every * one + least * more
+            for stage, blocks in ends:
+                times = live[:, mix, stage, 2 if stage == 0 else 3]
+                held_bytes[:, stage] += (times * kept[:, blocks].sum(axis=-1))[:, None, None]
+            need = np.maximum(need, held_bytes)
+        need = need + self._sum(static, rare, common)[:, None]
+        for stage, blocks in ends:
+            need[:, stage] += static[:, blocks].sum(axis=-1)[:, None, None]
+            peak[:, stage] = np.maximum(peak[:, stage], transient[:, blocks].max(axis=-1))
         capacity = priced.capacity_bytes(index) * (1 + ROUNDING)
         if self.alike:
             all_chunks = pp * priced.batch.vpp[index]
@@ -322,20 +325,24 @@ class SplitBounds:
             rest = self._cheapest(kept, self.layers - np.where(redone > 0, redone, all_chunks))
             inner = rest + np.maximum(redone - all_chunks, 0) * lean_least[:, 0, 0, 0]
             whole = static[:, self.priced.kind].sum(axis=1) + peak.sum(axis=1)
-            whole += live[:, :, 0].sum(axis=1) * one[:, 0, 0, 0] + live[:, :, 1].min(axis=1) * inner
+            every, least = live[..., 0].max(axis=1), live[..., 1].max(axis=1)
+            whole += every.sum(axis=1) * one[:, 0, 0, 0] + least.min(axis=1) * inner
             test = replace(test, whole_s=np.where(whole <= capacity.sum(axis=1), test.whole_s, np.inf))
         return replace(test, room=need + peak[:, :, None, None] <= capacity[:, :, None, None])
 
     def _live(self, index: IntArray) -> FloatArray:
-        """[n, P, 4] micro-batches in flight in the mean of the mixes at a stage's peak: over all chunks, in the chunk
-        with fewest, in the first and in the last."""
+        """[n, 2, P, 4] micro-batches in flight at a stage's peak: over all chunks, in the chunk with fewest, in the
+        first and in the last. Once in the mean of the mixes, which spares the last chunk, and once in the mix whose
+        emptiest chunk holds most: a stage has room for every mix, so for any weighted mean of them."""
         priced, pp = self.priced, self.priced.arrangement.pp
         if not len(index):
-            return np.zeros((0, pp, 4))
+            return np.zeros((0, 2, pp, 4))
         pairs = np.stack([priced.batch.vpp[index], np.minimum(priced.batch.num_microbatches[index], 4 * pp)], axis=1)
         unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
         out = []
         for virtual, count in unique.tolist():
-            mix = live_mixes(pp, virtual, count).mean(axis=1)
-            out.append(np.stack([mix.sum(axis=1), mix.min(axis=1), mix[:, 0], mix[:, -1]], axis=1))
+            mixes = live_mixes(pp, virtual, count)
+            evenest = mixes[np.arange(pp), mixes.min(axis=2).argmax(axis=1)]
+            both = np.stack([mixes.mean(axis=1), evenest])
+            out.append(np.stack([both.sum(axis=2), both.min(axis=2), both[..., 0], both[..., -1]], axis=2))
         return np.stack(out)[inverse.reshape(-1)]
