@@ -10,6 +10,10 @@ chunk, of the chunks between, of the last), and what a pipeline has come to is
 
 Dynamic programming over stages keeps the earliest such time for each number of layers in first chunks and of layers not
 taken though there was room. Costs of consecutive layers are the least of any such run that the place allows.
+
+Micro-batch 0 begins the second chunk of stage 0 only when it has passed the first chunks of all stages, F layers. So
+stage 0 starts from there, with F the fewest such layers that some passing layout has; while the layouts that then pass
+have more, they start again from those.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from math import comb
 
 import numpy as np
 
-from meshwright.specs.batch import BoolArray, FloatArray
+from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 
 from .bounds import ROUNDING, Test
 from .live import live_mixes
@@ -29,6 +33,8 @@ from .pricing import PricedBatch
 MOST_WAYS = 11_000
 #: Table entries as which looking at a way counts, beside those that it fills.
 PER_WAY = 5_000
+#: Times that the layouts of a candidate start again from more layers in first chunks; then it passes.
+MOST_STARTS = 12
 
 
 class RowBounds:
@@ -100,7 +106,7 @@ class RowBounds:
         for name, table in (("busy", self.busy), ("again", self.again), ("kept", kept), ("static", static)):
             for chunk in {0, min(1, between), virtual - 1}:
                 runs[name, chunk] = _least_runs(table[:, :, self.order], chunk * pp, self.most)
-        self.ways: list[tuple[int, int, FloatArray, FloatArray]] = []
+        self.ways: list[tuple[int, int, FloatArray, FloatArray, FloatArray]] = []
         whole = cells.activation_bytes[row][:, self.order].min(axis=1)[:, None]
 
         some, ends = np.arange(self.most + 1)[:, None, None], {0, virtual - 1}
@@ -115,10 +121,12 @@ class RowBounds:
             if layers > self.most:
                 continue
             early, late = took[0][first] + fixed_s[0], took[virtual - 1][last] + fixed_s[1]
+            middle = np.zeros_like(early)
             if between:
                 # Fewest are recomputed where one chunk has all layers but one of each other.
                 again = np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
-                early = early + inner * runs["busy", 1][1] + again * runs["again", 1][1]
+                middle = inner * runs["busy", 1][1] + again * runs["again", 1][1]
+                early = early + middle
             fits = early + late <= left
             if not fits.any():
                 continue
@@ -132,52 +140,80 @@ class RowBounds:
                 size = size + inner * runs["static", 1][1]
             fits &= need.max(axis=2) + size <= room
             if fits.any():
-                self.ways.append((first, layers, np.where(fits, early, np.inf), late))
+                self.ways.append((first, layers, np.where(fits, early, np.inf), late, middle[:, 0]))
         self.work = PER_WAY * pp * len(self.ways)
 
     def passes(self, step_s: float) -> BoolArray:
         """[K] whether there may be a split below ``step_s``."""
         if not self.able:
             return np.ones(len(self.pairs.index), dtype=np.bool_)
-        pp, number = self.pp, len(self.pairs.index)
-        left = (step_s * (1 + ROUNDING) - self.after_s)[:, None, None]
-        work = self.count[:, None]
-        ways = [(*way, np.asarray((work * (way[2] + way[3]) <= left[:, :, 0]).any(axis=0))) for way in self.ways]
+        out = np.zeros(len(self.pairs.index), dtype=np.bool_)
+        rows, start = np.arange(len(out)), np.full(len(out), self.pp)
+        for _ in range(MOST_STARTS):
+            first = self._fewest_first(step_s, rows, start)
+            out[rows[first == start]] = True
+            more = (first > start) & (first <= self.total)
+            rows, start = rows[more], first[more]
+            if not len(rows):
+                return out
+        out[rows] = True
+        return out
+
+    def _redone(self, held: IntArray, stages: int, leading: IntArray, longest: int) -> IntArray:
+        """Layers of ``held`` in the first chunks of so many stages that are recomputed at least."""
+        some = np.minimum(leading, 1) * max(stages - 1, 0) + np.minimum(leading, (held - stages + 1).clip(min=0))
+        return np.where(leading >= longest, held, np.minimum(some, held))
+
+    def _fewest_first(self, step_s: float, rows: IntArray, start: IntArray) -> IntArray:
+        """[K'] the fewest layers, from ``start`` on, in the first chunks of all stages of a layout of candidates
+        ``rows`` that may be below ``step_s``, where stage 0 begins its second chunk after the first chunks of
+        ``start`` layers; more than there are where no layout may."""
+        pp, number, none = self.pp, len(rows), self.total + 1
+        left = (step_s * (1 + ROUNDING) - self.after_s[rows])[:, None, None]
+        work = self.count[rows, None]
+        ways = []
+        for first, layers, *seconds in self.ways:
+            early_s, late_s, middle_s = (each[rows] for each in seconds)
+            possible = np.asarray((work * (early_s + late_s) <= left[:, :, 0]).any(axis=0))
+            ways.append((first, layers, early_s, late_s, middle_s, possible))
         if not ways:
-            return np.zeros(number, dtype=np.bool_)
-        layers_of, first_of = (np.stack([way[k] * way[4] for way in ways]).max(axis=0) for k in (1, 0))
+            return np.full(number, none)
+        layers_of, first_of = (np.stack([way[k] * way[-1] for way in ways]).max(axis=0) for k in (1, 0))
         slack = int(layers_of.sum()) - self.total
         if slack < 0:
-            return np.zeros(number, dtype=np.bool_)
+            return np.full(number, none)
         width = min(self.total - pp * (self.virtual - 1), int(first_of.sum())) + 1
+        leading, longest = self.pairs.leading[rows, None, None], int(first_of.max())
+        prefix, least_again, sends = self.prefix[rows], self.least_again[rows], self.sends[rows]
+        redone = self._redone(start, pp, leading[:, 0, 0], longest)
+        at = np.arange(number)
+        round_s = prefix[at, start] + least_again[at, redone] + sends[:, : pp - 1].sum(axis=1)
         earliest = np.full((number, slack + 1, width), np.inf)
-        earliest[:, 0, 0] = 0.0
+        earliest[:, 0, 0] = round_s
         hops = np.zeros((number, 1, 1))
-        longest = int(first_of.max())
-        leading = self.pairs.leading[:, None, None]
         held = np.arange(width)[None, None, :]  # layers in first chunks so far
-        count = self.count[:, None, None]
+        count = self.count[rows, None, None]
         for stage in range(pp):
-            some = np.minimum(leading, 1) * max(stage - 1, 0) + np.minimum(leading, (held - stage + 1).clip(min=0))
-            redone = np.where(leading >= longest, held, np.minimum(some, held))
-            again = np.take_along_axis(self.least_again, redone[:, 0], axis=1)[:, None]
-            arrives = (self.prefix[:, None, :width] + again + hops) * (stage > 0)
+            again = np.take_along_axis(least_again, self._redone(held, stage, leading, longest)[:, 0], axis=1)[:, None]
+            arrives = (prefix[:, None, :width] + again + hops) * (stage > 0)
             after = np.full_like(earliest, np.inf)
-            send = self.sends[:, stage, None, None]
+            send = sends[:, stage, None, None]
             self.work += (earliest.size + PER_WAY) * sum(bool(possible[stage]) for *_, possible in ways)
-            for first, layers, early_s, late_s, possible in ways:
+            for first, layers, early_s, late_s, middle_s, possible in ways:
                 early, late = early_s[:, stage, None, None], late_s[:, stage, None, None]
                 short = layers_of[stage] - layers
                 if short > slack or first >= width or not possible[stage]:
                     continue
                 group = pp * np.where(np.isfinite(early), early, 0.0)
-                ready = np.maximum(earliest, arrives + group)
+                before = earliest + pp * middle_s[:, None, None] if stage == 0 and self.virtual > 2 else earliest
+                ready = np.maximum(before, arrives + group)
                 within = np.maximum(arrives, ready - group) + count * (early + late) <= left
                 then = np.where(within, ready + late + send, np.inf)
                 to = after[:, short:, first:]
                 np.minimum(to, then[:, : slack + 1 - short, : width - first], out=to)
             earliest, hops = after, hops + send
-        return np.asarray(np.isfinite(earliest).any(axis=(1, 2)))
+        reached = np.isfinite(earliest).any(axis=1) & (np.arange(width) >= start[:, None])
+        return np.where(reached.any(axis=1), reached.argmax(axis=1), none)
 
 
 def _least_runs(values: FloatArray, start: int, most: int) -> FloatArray:
