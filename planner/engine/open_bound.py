@@ -22,9 +22,13 @@ class OpenBound:
     ones are left out of tests of shorter times.
     """
 
-    def __init__(self, open_pairs: list[tuple[SplitBounds, Test]], best_s: float):
-        self.best_s, self.left_work = best_s, MOST_WORK
+    def __init__(self, open_pairs: list[tuple[SplitBounds, Test]], best_s: float, near_even: bool = False):
+        self.best_s, self.left_work, self.near_even = best_s, MOST_WORK, near_even
         self.left = [(bounds, bounds.within(pairs, best_s)) for bounds, pairs in open_pairs]
+
+    def may_win(self) -> bool:
+        """Whether an open candidate may be below the best step time."""
+        return any(len(pairs.index) for _, pairs in self.left) and self._sharp(self.best_s) is not False
 
     def bound_s(self) -> float:
         """The bound; infinite where no open candidate can be below the best step time."""
@@ -70,7 +74,7 @@ class OpenBound:
             same = np.flatnonzero(bounds.priced.batch.vpp[pairs.index] == virtual)
             start, size = 0, FIRST_PORTION
             while start < len(same):
-                rows = RowBounds(bounds.priced, pairs.take(same[start : start + size]), step_s)
+                rows = RowBounds(bounds.priced, pairs.take(same[start : start + size]), step_s, self.near_even)
                 passed = rows.passes(step_s)
                 self.left_work -= rows.work
                 start += size

@@ -42,11 +42,11 @@ class RowBounds:
 
     A way to lay out a stage is (layers of the first chunk, of the chunks between, of the last). Arrays by way and stage
     [K, P]: ``early_s`` seconds of a micro-batch, there and back, in all chunks but the last, ``last_s`` in the last;
-    infinite where memory does not hold it.
+    infinite where memory does not hold it. ``near_even``: the chunks of a stage differ by at most a layer.
     """
 
-    def __init__(self, priced: PricedBatch, pairs: Test, limit_s: float):
-        self.pairs, self.priced = pairs, priced
+    def __init__(self, priced: PricedBatch, pairs: Test, limit_s: float, near_even: bool = False):
+        self.pairs, self.priced, self.near_even = pairs, priced, near_even
         index, self.pp, self.virtual = pairs.index, priced.arrangement.pp, int(priced.batch.vpp[pairs.index[0]])
         self.count = priced.batch.num_microbatches[index].astype(float)
         self.after_s = pairs.first_reduce_s + pairs.after_s
@@ -75,6 +75,8 @@ class RowBounds:
     def able(self) -> bool:
         """Whether the ways are few; Megatron's groups must be whole."""
         spare = max(self.most - self.virtual, 0)
+        if self.near_even:
+            return not (self.count % self.pp).any()
         ways = comb(spare + 2, 2) if self.virtual == 2 else comb(spare + 3, 3)
         return ways * self.pp <= MOST_WAYS and not (self.count % self.pp).any()
 
@@ -118,13 +120,17 @@ class RowBounds:
         for first, last, extra in product(range(1, self.most), range(1, self.most), range(self.most if between else 1)):
             inner = between + extra
             layers = first + inner + last
-            if layers > self.most:
+            if layers > self.most or (self.near_even and not self._near_even(first, inner, last)):
                 continue
             early, late = took[0][first] + fixed_s[0], took[virtual - 1][last] + fixed_s[1]
             middle = np.zeros_like(early)
+            least = layers // virtual if self.near_even else 1  # layers of every chunk
+            spare = inner - between * least
             if between:
-                # Fewest are recomputed where one chunk has all layers but one of each other.
-                again = np.minimum(leading, 1) * (between - 1) + np.minimum(leading, 1 + extra)
+                # Fewest are recomputed where one chunk has all layers but the least of each other.
+                longest = least + (min(spare, 1) if self.near_even else spare)
+                apart = spare if self.near_even else 1
+                again = np.minimum(leading, least) * (between - apart) + np.minimum(leading, longest) * apart
                 middle = inner * runs["busy", 1][1] + again * runs["again", 1][1]
                 early = early + middle
             fits = early + late <= left
@@ -133,15 +139,22 @@ class RowBounds:
             need = taken + first_live * held[0][first][..., None] + last_live * held[virtual - 1][last][..., None]
             size = runs["static", 0][first] + runs["static", virtual - 1][last]
             if between:
-                one = np.where(leading > 0, lean, whole)
-                few = np.minimum(extra, between * np.maximum(leading - 1, 0))
-                more = few * np.minimum(lean, whole) + (extra - few) * whole
+                some_redone = np.minimum(leading, least)
+                one = some_redone * lean + (least - some_redone) * whole
+                few = np.minimum(spare, between * np.maximum(leading - least, 0))
+                more = few * np.minimum(lean, whole) + (spare - few) * whole
                 need = need + inner_live * one[..., None] + inner_least * more[..., None]
                 size = size + inner * runs["static", 1][1]
             fits &= need.max(axis=2) + size <= room
             if fits.any():
                 self.ways.append((first, layers, np.where(fits, early, np.inf), late, middle[:, 0]))
         self.work = PER_WAY * pp * len(self.ways)
+
+    def _near_even(self, first: int, inner: int, last: int) -> bool:
+        """Whether so many layers may be in chunks of which none has two more than another."""
+        short, longer = divmod(first + inner + last, self.virtual)
+        most, between = short + (longer > 0), self.virtual - 2
+        return short <= min(first, last) and max(first, last) <= most and between * short <= inner <= between * most
 
     def passes(self, step_s: float) -> BoolArray:
         """[K] whether there may be a split below ``step_s``."""

@@ -24,6 +24,7 @@ from ..engine.pricing import PricedBatch
 from ..engine.space import VIRTUAL_STAGES
 from ..engine.splits import fewest_recomputed_virtual
 from ..request import PlanRequest
+from .open_layouts import Layout, OpenLayouts
 from .partition import best_split, layouts, tight_bound_s
 from .pricing import PricedSkeletons
 from .queue import Task, Waiting
@@ -101,7 +102,8 @@ class MixedSearch:
         self.queue: list[tuple[float, int, Task]] = []
         self.tries: list[tuple[float, int, float, Interleaving, int, tuple[int, ...], tuple[int, ...], int]] = []
         self.by_key: dict[tuple[int, ...], float] = {}
-        self.open_s = np.inf  # the least bound of interleaved layouts, which are never settled
+        self.open_s = np.inf  # the least bound of plain layouts that were tried and not settled
+        self.open = OpenLayouts()  # interleaved ones, which are never settled
         self.serial, self.tried, self.small = 0, 0, False
 
     def _virtual_stages(self) -> tuple[int, ...]:
@@ -132,7 +134,8 @@ class MixedSearch:
         self._try_virtual()
         self._improve()
         result.left = len(self.queue) + sum(len(waiting) - waiting.position for waiting in self.waiting.values())
-        result.bound_s = min(left, self.open_s, self.best_s)
+        limit_s = min(left, self.open_s, self.best_s)
+        result.bound_s = self.open.bound_s(limit_s, self._laid_out, self.late)
         if self.late():
             result.complete = False
         return result
@@ -307,7 +310,7 @@ class MixedSearch:
             possible = found.least_s < to_beat
             if not possible.any():
                 continue
-            self.open_s = min(self.open_s, float(found.least_s[possible].min()))
+            self.open.add(task.owner, task.skeleton, virtual, found, to_beat)
             for row in np.argsort(found.likely_s, kind="stable")[:LIKELY_KEPT]:
                 if np.isfinite(found.likely_s[row]) and possible[row]:
                     self.serial += 1
@@ -345,6 +348,9 @@ class MixedSearch:
             one = np.array([0])
             more = fewest_recomputed_virtual(priced, one, cuts[None]) if priced.is_block[0] else np.array([0])
             self._found(priced, cuts, int(more[0]), least)
+
+    def _laid_out(self, layout: Layout) -> PricedBatch:
+        return self._candidate(layout.owner, layout.skeleton, layout.order, layout.counts, layout.virtual)
 
     def _candidate(
         self, owner: int, skeleton: int, order: tuple[int, ...], counts: tuple[int, ...], virtual: int
