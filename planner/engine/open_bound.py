@@ -10,7 +10,7 @@ from .row_bounds import RowBounds
 #: Pairs of a candidate and its recomputed layers that the sharper test takes at once, first and at most.
 FIRST_PORTION, LARGEST_PORTION = 16, 128
 #: Table entries that the sharper test may look at; then the bound stays where it is.
-MOST_WORK = 100_000_000
+MOST_WORK = 130_000_000
 #: Halvings of the interval in which the bound lies, and the share of the step at which they end.
 HALVINGS, CLOSE = 10, 5e-4
 

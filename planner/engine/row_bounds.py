@@ -34,7 +34,7 @@ MOST_WAYS = 11_000
 #: Table entries as which looking at a way counts, beside those that it fills.
 PER_WAY = 5_000
 #: Times that the layouts of a candidate start again from more layers in first chunks; then it passes.
-MOST_STARTS = 12
+MOST_STARTS = 6
 
 
 class RowBounds:
