@@ -153,7 +153,7 @@ def offloaded_layers(search: Search, base: list[PricedBatch], limit_s: float) ->
         plain = with_recompute(batch, in_block_mode(batch, request.target), modes, "none")
         gpus = [request.cluster.gpu_of(request.cluster.pools[pool]) for pool in priced.arrangement.pools]
         inputs = request.model, request.workload, request.target
-        legal, _ = rules.bulk_legal(plain, *inputs, gpus, {"cpu_offload_layers": 1})
+        legal, _ = rules.bulk_legal(plain, *inputs, gpus, {**search.chosen, "cpu_offload_layers": 1})
         search.result.candidates += int(legal.sum())
         for candidate in index[legal].tolist():
             found = _fewest_layers(request, priced, candidate)

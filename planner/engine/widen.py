@@ -51,11 +51,13 @@ SHARDING_SPACE = (
 CONTEXT_SPACE = (
     "context parallelism by all-to-all, all-gather, or all-to-all inside a network level and a ring over its instances"
 )
+BOTH_SPACE = "these shardings together with these exchanges"
 OPTIMIZER_SPACE = (
     f"{', '.join(f'{fraction:.0%}' for fraction in OFFLOAD_FRACTIONS)} of the optimizer in host memory under zero1"
 )
 LAYERS_SPACE = (
-    "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory"
+    "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory, under "
+    "any of these options"
 )
 
 
@@ -64,13 +66,15 @@ class Wave:
     """Candidates under one more setting.
 
     ``costs`` makes what prices it, ``chosen`` are facts for the rules, ``shorter`` the terms of a pass that it may
-    shorten. ``batch`` gives the candidates to price, of those in ``rows``.
+    shorten. ``batch`` gives the candidates to price, of those in ``rows``. ``known`` keeps the bounds of batches for
+    waves that share it, as they have the same.
     """
 
     request: PlanRequest
     costs: Callable[[], StageCosts]
     chosen: Mapping[str, Any] = field(default_factory=dict)
     shorter: tuple[str, ...] = ()
+    known: dict[int, FloatArray] = field(default_factory=dict, compare=False)
 
     def rows(self, priced: PricedBatch) -> BoolArray:
         """[N] the candidates that can have the setting."""
@@ -79,6 +83,15 @@ class Wave:
     def least_s(self, priced: PricedBatch) -> FloatArray:
         """[N] lower bound of the step time of the candidates with the setting."""
         return priced.least_passes_s(self.shorter)
+
+    def without_memory(self, priced: PricedBatch, limit_s: float) -> BoolArray:
+        """[N] the candidates of one stage that may be quicker than ``limit_s`` if their memory sufficed."""
+        able = self.able(priced.batch) & (priced.batch.pp == 1)
+        return np.asarray(able & (priced.least_passes_s(self.shorter) < limit_s)) if able.any() else able
+
+    def able(self, batch: CandidateBatch) -> BoolArray:
+        """[N] the candidates that have a place for the setting; the others would only be priced twice."""
+        return np.zeros(len(batch), dtype=np.bool_)
 
     def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
         """Add the candidates ``which`` to ``search`` under the setting."""
@@ -121,6 +134,9 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
         search.wider = (LAYERS_SPACE,)
     for wave in _waves(search, costs, base):
         limit_s = result.best.step_time_s if result.best else np.inf
+        if may_offload_activations(search.request):
+            _offload(search, wave, base, limit_s)
+            limit_s = result.best.step_time_s if result.best else np.inf
         found = _promising(wave, base, limit_s, result)
         if not found:
             continue
@@ -138,17 +154,33 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
             break
 
 
+def _offload(search: Search, wave: Wave, base: list[PricedBatch], limit_s: float) -> None:
+    """Plans of a wave whose first layers' activations wait in host memory."""
+    inner: Search | None = None
+    for priced in base:
+        which = wave.without_memory(priced, limit_s)
+        if not which.any():
+            continue
+        inner = inner or Search(wave.request, wave.costs())
+        inner.chosen = wave.chosen
+        wave.price(inner, priced, which)
+    if inner is not None:
+        search.result.finalists += offloaded_layers(inner, inner.result.priced, limit_s)
+        search.result.candidates += inner.result.candidates
+
+
 def _left_to_split(search: Search) -> int | None:
     """What a request's work limit leaves for a wave."""
     limit = search.request.work_limit
     return None if limit is None else max(limit - search.result.split, 1)
 
 
-def _least_with_s(priced: PricedBatch, static_bytes: FloatArray) -> FloatArray:
-    """[N] lower bound of the passes where blocks hold ``static_bytes`` [C, B]; infinite where they cannot fit."""
+def _least_with_s(priced: PricedBatch, static_bytes: FloatArray, shorter: tuple[str, ...] = ()) -> FloatArray:
+    """[N] lower bound of the passes where blocks hold ``static_bytes`` [C, B] and the terms ``shorter`` are free;
+    infinite where they cannot fit."""
     other = copy(priced)
     other.static_bytes = static_bytes
-    bound = other.least_step_s() - priced.least_tail_s()
+    bound = other.least_passes_s(shorter) if shorter else other.least_step_s() - priced.least_tail_s()
     out: FloatArray = np.where(other.least_fill() > 1.0, np.inf, bound)
     return out
 
@@ -160,7 +192,9 @@ def _promising(wave: Wave, base: list[PricedBatch], limit_s: float, result: Sear
         able = wave.rows(priced)
         if not able.any():
             continue
-        left = able & (wave.least_s(priced) < limit_s)
+        if id(priced) not in wave.known:
+            wave.known[id(priced)] = wave.least_s(priced)
+        left = able & (wave.known[id(priced)] < limit_s)
         result.pruned["options"] += int((able & ~left).sum())
         if left.any():
             out.append((priced, left))
@@ -183,18 +217,30 @@ def _merge(result: SearchResult, more: SearchResult, wave: Wave) -> None:
 
 @dataclass(frozen=True)
 class _Sharding(Wave):
-    """Other ways of sharding than the search has: candidates under zero1 once more under each of ``names``."""
+    """Other ways of sharding than the search has: candidates under zero1 once more under each of ``names``, where
+    there is one under the exchange ``context`` of context parallelism."""
 
     names: tuple[str, ...] = ()
+    context: _Context | None = None
+
+    def able(self, batch: CandidateBatch) -> BoolArray:
+        zero1 = batch.sharding == self.request.target.sharding.index("zero1")
+        return np.asarray(zero1 & self.context.able(batch) if self.context else zero1)
 
     def rows(self, priced: PricedBatch) -> BoolArray:
-        return np.asarray(priced.batch.sharding == self.request.target.sharding.index("zero1"))
+        return self.able(priced.batch)
+
+    def without_memory(self, priced: PricedBatch, limit_s: float) -> BoolArray:
+        """Only full sharding with replicas leaves more to offload than what the search has."""
+        able = any(name.startswith("hsdp") for name in self.names)
+        return super().without_memory(priced, limit_s) if able else np.zeros(len(priced), dtype=np.bool_)
 
     def least_s(self, priced: PricedBatch) -> FloatArray:
         """Weights and gradients may be divided by all ranks of a stage, the optimizer is no more than it was."""
         static, ranks = priced.cells.static_bytes_by, priced.cells.keys.stage_ranks
         optimizer = static[..., STATIC.index("optimizer")]
-        return _least_with_s(priced, optimizer + (static.sum(axis=-1) - optimizer) / ranks[:, None])
+        divided = optimizer + (static.sum(axis=-1) - optimizer) / ranks[:, None]
+        return _least_with_s(priced, divided, self.shorter)
 
     def batch(self, batch: CandidateBatch) -> CandidateBatch:
         ranks, spans = batch.stage_ranks, _spans(self.request)
@@ -236,15 +282,24 @@ class _Context(Wave):
     inner: int = 1
     cp: int | None = None
 
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        batch = priced.batch
-        if not (batch.cp == self.cp if self.cp else batch.cp > 1).any():
-            return np.zeros(len(batch), dtype=np.bool_)
+    def of(self, options: Mapping[str, Any]) -> bool:
+        """Whether plans with ``options`` exchange like this."""
+        kind, inner = options.get("cp_comm_type"), options.get("cp_a2a_size", 1)
+        return bool((kind,) == self.chosen["cp_comm_type"] and inner == self.inner)
+
+    def able(self, batch: CandidateBatch) -> BoolArray:
         if self.cp is None:
-            return np.asarray((batch.cp > 1) & (priced.least_fill() <= 1.0))
+            return np.asarray(batch.cp > 1)
         # The all-to-all fills a network level.
-        filled = np.isin(batch.tp * self.inner, _spans(self.request))
-        return np.asarray((batch.cp == self.cp) & filled & (priced.least_fill() <= 1.0))
+        return np.asarray((batch.cp == self.cp) & np.isin(batch.tp * self.inner, _spans(self.request)))
+
+    def rows(self, priced: PricedBatch) -> BoolArray:
+        return self.able(priced.batch)
+
+    def least_s(self, priced: PricedBatch) -> FloatArray:
+        """Infinite where candidates cannot fit: the exchange does not change what they keep."""
+        out: FloatArray = np.where(priced.least_fill() > 1.0, np.inf, super().least_s(priced))
+        return out
 
 
 @dataclass(frozen=True)
@@ -285,7 +340,23 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
         yield _Instances(wide, partial(cost_model, wide), names=instances)
     if "cp_comm_type" not in request.forbid and "cp" not in request.forbid and request.target.context_exchanges:
         search.wider += (CONTEXT_SPACE,)
-        yield from _contexts(request, base)
+        yield from _exchanges(search, wide, base, (*names, *instances), everything)
+
+
+def _exchanges(
+    search: Search, wide: PlanRequest, base: list[PricedBatch], shardings: tuple[str, ...], everything: bool
+) -> Iterator[Wave]:
+    """Other exchanges of context parallelism; with ``shardings`` that of the best plan, or each for ``everything``."""
+    known: dict[int, FloatArray] = {}
+    contexts = list(_contexts(wide, base))
+    yield from contexts
+    if everything and shardings and contexts:
+        search.wider += (BOTH_SPACE,)
+    best = search.result.best
+    options = getattr(best.batch.costs, "plan_options", {}) if best else {}
+    for wave in contexts if shardings else ():
+        if everything or wave.of(options):
+            yield _Sharding(wide, wave.costs, wave.chosen, wave.shorter, known, shardings, wave)
 
 
 def _spans(request: PlanRequest) -> IntArray:
@@ -313,16 +384,16 @@ def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str
     return tuple(names), tuple(instances)
 
 
-def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[Wave]:
+def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[_Context]:
     usual = default_overlap(request.model, request.target.switches)
     if usual.context != "p2p":  # sparse attention must gather
         return
     degrees = sorted({int(cp) for priced in base for cp in np.unique(priced.batch.cp)})
-    shorter = ("cp_comm", "host")
+    shorter, known = ("cp_comm", "host"), dict[int, FloatArray]()
     for kind in request.target.context_exchanges:
         if kind in ("a2a", "allgather"):
             costs = partial(_costs, request, {"context": kind}, {"cp_comm_type": kind})
-            yield _Context(request, costs, {"cp_comm_type": (kind,)}, shorter)
+            yield _Context(request, costs, {"cp_comm_type": (kind,)}, shorter, known)
         elif kind == "a2a+p2p":
             for cp in degrees:
                 for inner in (size for size in range(2, cp) if cp % size == 0):
@@ -331,7 +402,7 @@ def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[Wave]:
                     overlap, options = {"context": kind, "context_a2a_size": inner}, {"cp_comm_type": kind}
                     costs = partial(_costs, request, overlap, options | {"cp_a2a_size": inner})
                     chosen = {"cp_comm_type": (kind,), "hierarchical_cp_sizes": (inner, cp // inner)}
-                    yield _Context(request, costs, chosen, shorter, inner, cp)
+                    yield _Context(request, costs, chosen, shorter, known, inner, cp)
 
 
 def _costs(request: PlanRequest, overlap: Mapping[str, Any], options: Mapping[str, Any]) -> CostModel:
