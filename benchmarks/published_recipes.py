@@ -29,8 +29,9 @@ from meshwright.planner.answer.assemble import Skeleton, options_of
 from meshwright.planner.answer.current import with_current
 from meshwright.planner.answer.explain import describe
 from meshwright.planner.corrections import estimate_of
+from meshwright.planner.pins import switched
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.variants import best_variant, switched
+from meshwright.planner.variants import best_variant
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.plan import Devices, Plan, format_range
 from meshwright.specs.target import Switch, Target

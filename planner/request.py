@@ -17,6 +17,8 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.target import Allowed, Switch, Target
 from meshwright.specs.workload import Workload
 
+from .pins import PINNABLE, option_fault
+
 #: Integer choices of a plan that ``fix`` and ``max`` may name, with their accepted short forms.
 DEGREES = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
 SHORT = {"mbs": "micro_batch_size", "micro-batch-size": "micro_batch_size"}
@@ -32,10 +34,10 @@ FEATURES = (
 class PlanRequest(Document):
     """A request to plan.
 
-    ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``), ``max`` caps degrees, ``forbid`` takes
-    features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave free.
-    ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
-    ``calibration`` corrects the costs where it has an entry.
+    ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``, options of :data:`.pins.PINNABLE`), ``max``
+    caps degrees, ``forbid`` takes features out of the space. ``memory_headroom`` is the share of usable memory that a
+    plan must leave free. ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by
+    the clock. ``calibration`` corrects the costs where it has an entry.
 
     ``price`` is money a GPU-hour by GPU type, ``tokens`` the length of the whole run. ``target_step_time_s`` is the
     longest step that objectives ``cost`` and ``gpus`` may take. ``expert_load`` says how unevenly tokens meet experts;
@@ -67,7 +69,7 @@ class PlanRequest(Document):
     @model_validator(mode="after")
     def _known_names(self) -> Self:
         for field in ("fix", "max"):
-            allowed = {*DEGREES, *SHORT} | ({"recompute", "sharding"} if field == "fix" else set())
+            allowed = {*DEGREES, *SHORT} | ({"recompute", "sharding", *PINNABLE} if field == "fix" else set())
             for name, value in getattr(self, field).items():
                 if name not in allowed:
                     raise ValueError(f"{field}: {name!r} is not a choice; use one of {', '.join(sorted(allowed))}")
@@ -85,6 +87,9 @@ class PlanRequest(Document):
         for name, labels in valid.items():
             if name in self.fix and self.fix[name] not in labels:
                 raise ValueError(f"fix: {self.target.name} has no {name} {self.fix[name]!r}; use {', '.join(labels)}")
+        fault = option_fault(self.fix, self.model, self.target)
+        if fault is not None:
+            raise ValueError(f"fix: {fault}")
         pinned = {SHORT.get(name, name): value for name, value in self.fix.items()}
         if len(pinned) < len(self.fix):
             raise ValueError("fix: micro_batch_size and mbs are one choice; give one of them")
@@ -92,7 +97,7 @@ class PlanRequest(Document):
             cap = self.cap(name)
             if cap is not None and isinstance(value, int) and value > cap:
                 raise ValueError(f"fix: {name}={value} is above max: {name}={cap}")
-            if name in self.forbid and value not in (1, "none"):
+            if name in self.forbid and value not in (1, "none", "false"):
                 raise ValueError(f"fix: {name}={value} contradicts forbid: {name}")
         return self
 

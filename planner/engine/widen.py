@@ -23,6 +23,7 @@ from meshwright.cost_models.protocol import STATIC, StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 
 from ..corrections import cost_model
+from ..pins import pinned_options, with_switches
 from ..request import PlanRequest
 from .explore import Progress, Search
 from .finalists import SearchResult
@@ -108,19 +109,72 @@ _Promising = tuple[PricedBatch, BoolArray]
 
 def searched(request: PlanRequest, progress: Progress | None = None, first_fit: bool = False) -> Search:
     """The search of a request with the results of all waves; with ``first_fit`` up to the first plan that fits."""
-    search = Search(without_forbidden(request), progress=progress)
+    search = pinned_search(without_forbidden(request), progress)
+    layers = int(search.request.fix.get("activation_offload_layers", 0))
+    if layers:
+        search.price_whole_pools()
+        search.result.finalists += offloaded_layers(search, search.result.priced, np.inf, layers)
+        return search
     search.run(first_fit)
+    _drop_beyond_host(search)
     if not (first_fit and search.result.best) and isinstance(search.costs, CostModel):
         _widen(search, search.costs, first_fit)
     return search
 
 
 def without_forbidden(request: PlanRequest) -> PlanRequest:
-    """The request with no switch of its target on that it forbids."""
-    kept = tuple(switch for switch in request.target.switches if switch not in request.forbid)
-    if kept == request.target.switches:
-        return request
-    return request.model_copy(update={"target": request.target.model_copy(update={"switches": kept})})
+    """The request with the switches of its target as it pins or forbids them."""
+    target = with_switches(request.target, request.fix, request.forbid)
+    return request if target == request.target else request.model_copy(update={"target": target})
+
+
+def pinned_search(request: PlanRequest, progress: Progress | None = None) -> Search:
+    """The search of a request under the costs of the options that it pins, over the candidates that can have them."""
+    pinned = pinned_options(request.fix)
+    kind, inner = pinned.get("cp_comm_type"), pinned.get("cp_a2a_size", 1)
+    copies, share = pinned.get("dist_opt_instances", 1), pinned.get("optimizer_offload_fraction", 0.0)
+    cp = request.fixed("cp")
+    if kind == "a2a+p2p" and (cp is None or cp % inner):
+        kind = None  # a constraint that it needs was lifted to see what that costs
+    if copies > 1:
+        request = _pinned_sharding(request, f"zero1:{copies}")
+    elif share:
+        request = _pinned_sharding(request, "zero1")
+    costs, chosen = cost_model(request), dict[str, Any]()
+    if kind is not None:
+        sizes = {"cp_a2a_size": inner} if kind == "a2a+p2p" else {}
+        costs = _costs(request, {"context": kind, "context_a2a_size": inner}, {"cp_comm_type": kind} | sizes)
+        chosen = {"cp_comm_type": (kind,)}
+        if kind == "a2a+p2p" and cp is not None:
+            chosen["hierarchical_cp_sizes"] = (inner, cp // inner)
+    search = Search(request, OffloadedOptimizer(costs, share) if share else costs, progress)
+    search.chosen = chosen
+    if copies > 1:
+        search.admits = lambda batch: _divides(batch, copies)
+    if pinned.get("activation_offload_layers"):
+        search.admits = lambda batch: np.asarray(batch.pp == 1)
+    return search
+
+
+def _pinned_sharding(request: PlanRequest, name: str) -> PlanRequest:
+    target = request.target
+    names, with_stages = (tuple(dict.fromkeys((*old, name))) for old in (target.sharding, target.sharding_with_stages))
+    target = target.model_copy(update={"sharding": names, "sharding_with_stages": with_stages})
+    return request.model_copy(update={"target": target, "fix": {**request.fix, "sharding": name}})
+
+
+def _divides(batch: CandidateBatch, copies: int) -> BoolArray:
+    """[N] whether the replicas of weights and of experts divide into so many instances of more than one rank."""
+    ranks = batch.dp * batch.cp
+    return np.asarray((ranks % copies == 0) & (batch.edp % copies == 0) & (ranks > copies))
+
+
+def _drop_beyond_host(search: Search) -> None:
+    """Leave out what nodes cannot hold of a pinned share of the optimizer; the bound stays open for it."""
+    result = search.result
+    kept = [each for each in result.finalists if within_host_memory(search.request, each)]
+    dropped = [each.bound_s for each in result.finalists if not within_host_memory(search.request, each)]
+    result.untried_bound_s, result.finalists = min([result.untried_bound_s, *dropped]), kept
 
 
 def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
@@ -251,8 +305,7 @@ class _Sharding(Wave):
             able = (batch.pp == 1) | with_stages
             if replicas:
                 shards = (ranks % int(replicas) == 0) & np.isin(ranks // int(replicas), spans)
-                divides = (batch.dp * batch.cp % int(replicas) == 0) & (batch.edp % int(replicas) == 0)
-                able &= shards & divides & (batch.dp * batch.cp > int(replicas))
+                able &= shards & _divides(batch, int(replicas))
             elif level == "fsdp":
                 able &= batch.pp > 1  # those of one stage are in the search already
             part = batch.take(able)
@@ -335,10 +388,11 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
     every = dict.fromkeys((*request.target.sharding, *names, *instances))
     wide = request.model_copy(update={"target": request.target.model_copy(update={"sharding": tuple(every)})})
     if names:
-        yield _Sharding(wide, partial(cost_model, wide), names=names)
+        yield _Sharding(wide, partial(_like, costs, wide), search.chosen, names=names)
     if instances:
-        yield _Instances(wide, partial(cost_model, wide), names=instances)
-    if "cp_comm_type" not in request.forbid and "cp" not in request.forbid and request.target.context_exchanges:
+        yield _Instances(wide, partial(_like, costs, wide), search.chosen, names=instances)
+    open_ = not {"cp_comm_type", "cp"} & set(request.forbid) and "cp_comm_type" not in request.fix
+    if open_ and request.target.context_exchanges:
         search.wider += (CONTEXT_SPACE,)
         yield from _exchanges(search, wide, base, (*names, *instances), everything)
 
@@ -377,6 +431,8 @@ def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str
         names.append("fsdp")
     ranks = {priced.arrangement.stage_ranks for priced in base}
     copies = sorted({r // int(span) for r in ranks for span in _spans(request) if r % span == 0 and r > span})
+    if "dist_opt_instances" in request.fix:  # one, or the search has it
+        return tuple(names), ()
     if "zero1" in target.sharding_replicas and "dist_opt_instances" not in forbid:
         instances = [f"zero1:{count}" for count in copies]
     if fully and "fsdp" in target.sharding_replicas and "hsdp" not in forbid:
@@ -403,6 +459,13 @@ def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[_Contex
                     costs = partial(_costs, request, overlap, options | {"cp_a2a_size": inner})
                     chosen = {"cp_comm_type": (kind,), "hierarchical_cp_sizes": (inner, cp // inner)}
                     yield _Context(request, costs, chosen, shorter, known, inner, cp)
+
+
+def _like(costs: CostModel, request: PlanRequest) -> CostModel:
+    """The costs of another request under the switches of ``costs``."""
+    found = cost_model(request)
+    found.overlap, found.plan_options = costs.overlap, costs.plan_options
+    return found
 
 
 def _costs(request: PlanRequest, overlap: Mapping[str, Any], options: Mapping[str, Any]) -> CostModel:
