@@ -22,8 +22,6 @@ from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import STATIC, StageCosts
 from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
 
-from ..corrections import cost_model
-from ..pins import pinned_options, with_switches
 from ..request import PlanRequest
 from .explore import Progress, Search
 from .finalists import SearchResult
@@ -36,6 +34,7 @@ from .host_memory import (
     within_host_memory,
     without_optimizer,
 )
+from .pinned import costs_like, costs_with, divides, pinned_search, without_forbidden
 from .pricing import PricedBatch
 
 #: Shares of the optimizer state that are tried in host memory.
@@ -120,53 +119,6 @@ def searched(request: PlanRequest, progress: Progress | None = None, first_fit: 
     if not (first_fit and search.result.best) and isinstance(search.costs, CostModel):
         _widen(search, search.costs, first_fit)
     return search
-
-
-def without_forbidden(request: PlanRequest) -> PlanRequest:
-    """The request with the switches of its target as it pins or forbids them."""
-    target = with_switches(request.target, request.fix, request.forbid)
-    return request if target == request.target else request.model_copy(update={"target": target})
-
-
-def pinned_search(request: PlanRequest, progress: Progress | None = None) -> Search:
-    """The search of a request under the costs of the options that it pins, over the candidates that can have them."""
-    pinned = pinned_options(request.fix)
-    kind, inner = pinned.get("cp_comm_type"), pinned.get("cp_a2a_size", 1)
-    copies, share = pinned.get("dist_opt_instances", 1), pinned.get("optimizer_offload_fraction", 0.0)
-    cp = request.fixed("cp")
-    if kind == "a2a+p2p" and (cp is None or cp % inner):
-        kind = None  # a constraint that it needs was lifted to see what that costs
-    if copies > 1:
-        request = _pinned_sharding(request, f"zero1:{copies}")
-    elif share:
-        request = _pinned_sharding(request, "zero1")
-    costs, chosen = cost_model(request), dict[str, Any]()
-    if kind is not None:
-        sizes = {"cp_a2a_size": inner} if kind == "a2a+p2p" else {}
-        costs = _costs(request, {"context": kind, "context_a2a_size": inner}, {"cp_comm_type": kind} | sizes)
-        chosen = {"cp_comm_type": (kind,)}
-        if kind == "a2a+p2p" and cp is not None:
-            chosen["hierarchical_cp_sizes"] = (inner, cp // inner)
-    search = Search(request, OffloadedOptimizer(costs, share) if share else costs, progress)
-    search.chosen = chosen
-    if copies > 1:
-        search.admits = lambda batch: _divides(batch, copies)
-    if pinned.get("activation_offload_layers"):
-        search.admits = lambda batch: np.asarray(batch.pp == 1)
-    return search
-
-
-def _pinned_sharding(request: PlanRequest, name: str) -> PlanRequest:
-    target = request.target
-    names, with_stages = (tuple(dict.fromkeys((*old, name))) for old in (target.sharding, target.sharding_with_stages))
-    target = target.model_copy(update={"sharding": names, "sharding_with_stages": with_stages})
-    return request.model_copy(update={"target": target, "fix": {**request.fix, "sharding": name}})
-
-
-def _divides(batch: CandidateBatch, copies: int) -> BoolArray:
-    """[N] whether the replicas of weights and of experts divide into so many instances of more than one rank."""
-    ranks = batch.dp * batch.cp
-    return np.asarray((ranks % copies == 0) & (batch.edp % copies == 0) & (ranks > copies))
 
 
 def _drop_beyond_host(search: Search) -> None:
@@ -305,7 +257,7 @@ class _Sharding(Wave):
             able = (batch.pp == 1) | with_stages
             if replicas:
                 shards = (ranks % int(replicas) == 0) & np.isin(ranks // int(replicas), spans)
-                able &= shards & _divides(batch, int(replicas))
+                able &= shards & divides(batch, int(replicas))
             elif level == "fsdp":
                 able &= batch.pp > 1  # those of one stage are in the search already
             part = batch.take(able)
@@ -388,9 +340,9 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
     every = dict.fromkeys((*request.target.sharding, *names, *instances))
     wide = request.model_copy(update={"target": request.target.model_copy(update={"sharding": tuple(every)})})
     if names:
-        yield _Sharding(wide, partial(_like, costs, wide), search.chosen, names=names)
+        yield _Sharding(wide, partial(costs_like, costs, wide), search.chosen, names=names)
     if instances:
-        yield _Instances(wide, partial(_like, costs, wide), search.chosen, names=instances)
+        yield _Instances(wide, partial(costs_like, costs, wide), search.chosen, names=instances)
     open_ = not {"cp_comm_type", "cp"} & set(request.forbid) and "cp_comm_type" not in request.fix
     if open_ and request.target.context_exchanges:
         search.wider += (CONTEXT_SPACE,)
@@ -448,7 +400,7 @@ def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[_Contex
     shorter, known = ("cp_comm", "host"), dict[int, FloatArray]()
     for kind in request.target.context_exchanges:
         if kind in ("a2a", "allgather"):
-            costs = partial(_costs, request, {"context": kind}, {"cp_comm_type": kind})
+            costs = partial(costs_with, request, {"context": kind}, {"cp_comm_type": kind})
             yield _Context(request, costs, {"cp_comm_type": (kind,)}, shorter, known)
         elif kind == "a2a+p2p":
             for cp in degrees:
@@ -456,21 +408,6 @@ def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[_Contex
                     if not np.isin(_spans(request) % inner, 0).any():
                         continue
                     overlap, options = {"context": kind, "context_a2a_size": inner}, {"cp_comm_type": kind}
-                    costs = partial(_costs, request, overlap, options | {"cp_a2a_size": inner})
+                    costs = partial(costs_with, request, overlap, options | {"cp_a2a_size": inner})
                     chosen = {"cp_comm_type": (kind,), "hierarchical_cp_sizes": (inner, cp // inner)}
                     yield _Context(request, costs, chosen, shorter, known, inner, cp)
-
-
-def _like(costs: CostModel, request: PlanRequest) -> CostModel:
-    """The costs of another request under the switches of ``costs``."""
-    found = cost_model(request)
-    found.overlap, found.plan_options = costs.overlap, costs.plan_options
-    return found
-
-
-def _costs(request: PlanRequest, overlap: Mapping[str, Any], options: Mapping[str, Any]) -> CostModel:
-    """The costs of a request under other switches of communication, whose plans say ``options``."""
-    found = cost_model(request)
-    found.overlap = replace(found.overlap, **overlap)
-    found.plan_options = options
-    return found
