@@ -44,7 +44,9 @@ CalibrationData = Annotated[
 
 
 def _choice(value: Any) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool | float):  # as a command line spells it
+        return str(value).lower()
+    if not isinstance(value, int | str):
         raise ValueError("must be a whole number or a name")
     return value
 

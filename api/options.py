@@ -101,7 +101,9 @@ From = Annotated[
     option("--from", "Plan in use, as plan document or Megatron arguments: how far it is from the best.", "FILE"),
 ]
 Top = Annotated[str | None, option("--top", "How many plans to rank. Default 5.", "K")]
-Fix = Annotated[list[str] | None, option("--fix", "Pin a choice, such as tp=8. Repeatable.", "NAME=VALUE")]
+Fix = Annotated[
+    list[str] | None, option("--fix", "Pin a choice, such as tp=8 or cuda_graph=true. Repeatable.", "NAME=VALUE")
+]
 Max = Annotated[list[str] | None, option("--max", "Cap a degree, such as pp=16. Repeatable.", "NAME=N")]
 Forbid = Annotated[list[str] | None, option("--forbid", "Leave a feature out, such as vpp. Repeatable.", "NAME")]
 Allow = Annotated[

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.cost_models.calibration import Calibration
+from meshwright.planner.pins import PINNABLE
 from meshwright.planner.request import DEGREES, LABELS, SHORT, PlanRequest
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
@@ -222,7 +223,7 @@ def _current(value: Any, request: PlanRequest) -> Plan:
 def _choice_faults(given: dict[str, Any]) -> list[Fault]:
     """Names in ``fix`` and ``max`` that are no choice of a plan, and one choice under two names."""
     faults = []
-    choices_of: dict[str, tuple[str, ...]] = {"fix": (*DEGREES, *LABELS), "max": DEGREES}
+    choices_of: dict[str, tuple[str, ...]] = {"fix": (*DEGREES, *LABELS, *PINNABLE), "max": DEGREES}
     for field, valid in choices_of.items():
         choices = given.get(field)
         if not isinstance(choices, dict):

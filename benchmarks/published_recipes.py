@@ -26,13 +26,14 @@ from meshwright.cost_models.backtest.plans import Case, case_of
 from meshwright.cost_models.backtest.rows import UnsupportedError, run_of
 from meshwright.planner import rules
 from meshwright.planner.answer.assemble import Skeleton, options_of
-from meshwright.planner.answer.differences import differences
+from meshwright.planner.answer.current import with_current
 from meshwright.planner.answer.explain import describe
 from meshwright.planner.corrections import estimate_of
+from meshwright.planner.pins import switched
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.variants import best_variant, switched
-from meshwright.specs.estimate import Estimate
-from meshwright.specs.plan import Plan
+from meshwright.planner.variants import best_variant
+from meshwright.specs.document import PlanDocument
+from meshwright.specs.plan import Devices, Plan, format_range
 from meshwright.specs.target import Switch, Target
 from meshwright.specs.targets import load_target
 
@@ -42,15 +43,11 @@ TARGET = "megatron@0.19"
 EQUAL = 1e-6
 #: Differences above this share are explained.
 NOTABLE = 0.05
-#: Terms that move by less than this share of the step are not named.
-LEAST_SHARE = 0.005
 #: Options that let a plan fit.
 SAVE_MEMORY = tuple(
     f"options.{name}"
     for name in ("activation_offload_layers", "activation_offload_modules", "optimizer_offload_fraction", "loss_chunks")
 )
-#: The terms of an estimate that are named in an explanation, at most.
-TERMS = 3
 
 
 @dataclass
@@ -76,7 +73,7 @@ class Answer:
     ours_s: float | None = None
     gap: float | None = None
     differs: dict[str, list[Any]] = field(default_factory=dict)
-    terms: dict[str, float] = field(default_factory=dict)
+    why: str = ""
     options_worth_s: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
 
@@ -202,9 +199,9 @@ def answered(key: str, cases: list[Case], target: Target) -> Answer:
         request.model_copy(update={"target": switched(target, tuple(dict.fromkeys((*target.switches, *each))))})
         for each in sets
     ]
-    _, document = best_variant(request, every=every)
+    chosen, document = best_variant(request, every=every)
     if fitting:
-        answer.recipe_s, k, case = min(fitting)
+        answer.recipe_s, _, case = min(fitting, key=lambda each: each[:2])
         answer.recipe = describe(case.plan)
         plain = estimate_of(request, with_our_options(request, case.plan))
         answer.plain_s, answer.plain_fits = plain.step_time_s, plain.fits
@@ -213,17 +210,19 @@ def answered(key: str, cases: list[Case], target: Target) -> Answer:
         answer.ours, answer.ours_s = describe(plan), figures.step_time_s
         answer.gap = document.bound.gap if document.bound is not None else None
         if fitting:
-            _compare(request, answer, case.plan, priced[k][1], plan, figures)
+            asked = chosen.model_copy(update={"current": placed(case)})
+            _compare(request, answer, case.plan, with_current(asked, document))
     answer.cpu_s = time.process_time() - started
     return answer
 
 
-def _compare(request: PlanRequest, answer: Answer, recipe: Plan, theirs: Estimate, plan: Plan, ours: Estimate) -> None:
-    found = differences(recipe, plan)
-    answer.differs = {each.name: [each.ours, each.theirs] for each in found}
-    names = sorted({*theirs.breakdown_s, *ours.breakdown_s})
-    moved = {name: theirs.breakdown_s.get(name, 0.0) - ours.breakdown_s.get(name, 0.0) for name in names}
-    answer.terms = dict(sorted(moved.items(), key=lambda item: -abs(item[1]))[: 2 * TERMS])
+def _compare(request: PlanRequest, answer: Answer, recipe: Plan, document: PlanDocument) -> None:
+    """What the product says of the recipe as the plan in use, and what its options are worth in our plan."""
+    plan, ours, current = document.plan, document.estimate, document.current
+    assert plan is not None and ours is not None and current is not None  # noqa: PT018  the caller asked
+    answer.why = current.why or ""
+    answer.differs = {each.name: [each.ours, each.theirs] for each in current.differences}
+    found = current.differences
     for each in found:
         if not each.name.startswith("options."):
             continue
@@ -237,6 +236,13 @@ def _compare(request: PlanRequest, answer: Answer, recipe: Plan, theirs: Estimat
         saved = ours.step_time_s - estimate_of(request, changed).step_time_s
         if saved > EQUAL * ours.step_time_s:
             answer.options_worth_s[option] = saved
+
+
+def placed(case: Case) -> Plan:
+    """The plan of a case on the nodes of its one pool, in order."""
+    pool = case.cluster.pools[0]
+    ranks, nodes = format_range(0, pool.num_gpus - 1), format_range(0, pool.nodes - 1)
+    return case.plan.model_copy(update={"devices": (Devices(ranks=ranks, pool=pool.name, nodes=nodes),)})
 
 
 def with_our_options(request: PlanRequest, plan: Plan) -> Plan:
@@ -277,28 +283,8 @@ def missing(answer: Answer) -> str:
 
 
 def because(answer: Answer) -> str:
-    """Which terms make our plan faster, for differences above :data:`NOTABLE`."""
-    if answer.speedup is None or answer.recipe_s is None or answer.speedup < 1 + NOTABLE:
-        return ""
-    least = LEAST_SHARE * answer.recipe_s
-    saved = [(name, value) for name, value in answer.terms.items() if value >= least][:TERMS]
-    terms = ", ".join(f"{name} {value / answer.recipe_s:.0%}" for name, value in saved)
-    moved = {name: pair for name, pair in answer.differs.items() if name in SHOWN}
-    if moved.get("etp") == moved.get("tp"):
-        moved.pop("etp", None)  # follows
-    changed = [f"{name} {_short(a)}→{_short(b)}" for name, (a, b) in moved.items()]
-    return f"{', '.join(changed)}: less {terms}"
-
-
-def _short(choice: Any) -> str:
-    """A choice in few characters: hybrid sharding is an object in a document."""
-    if isinstance(choice, dict) and "hsdp" in choice:
-        return f"hsdp {choice['hsdp']['shard']} x {choice['hsdp']['replicate']}"
-    return str(choice)
-
-
-#: Choices that an explanation names.
-SHOWN = ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "recompute", "sharding")
+    """Why our plan is faster, for differences above :data:`NOTABLE`: as a plan made ``--from`` the recipe says it."""
+    return answer.why if answer.speedup is not None and answer.speedup >= 1 + NOTABLE else ""
 
 
 def page(answers: list[Answer]) -> str:
@@ -340,7 +326,11 @@ def _lines(answers: list[Answer]) -> Iterator[str]:
         yield ""
     yield "## All questions"
     yield ""
-    yield "`recipe / ours` is the predicted speed-up. The last column says where a difference above 5 % comes from."
+    yield (
+        "`recipe / ours` is the predicted speed-up. The last column says where a difference above 5 % comes from, in "
+        "the words of `meshwright plan --from RECIPE`: what our plan changes, then the terms that shrink, as shares of "
+        "the recipe's step."
+    )
     yield ""
     yield "| question | recipe, s | ours, s | recipe / ours | our plan | why |"
     yield "|---|---:|---:|---:|---|---|"

@@ -18,6 +18,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.target import Allowed, Switch, Target
 from meshwright.specs.workload import Workload
 
+from .pins import PINNABLE, option_fault
 from .rules import uses_fsdp
 
 #: Integer choices of a plan that ``fix`` and ``max`` may name, choices by a word of the target that ``fix`` may name,
@@ -37,10 +38,10 @@ FEATURES = (
 class PlanRequest(Document):
     """A request to plan.
 
-    ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``, ``rank_order``), ``max`` caps degrees,
-    ``forbid`` takes features out of the space. ``memory_headroom`` is the share of usable memory that a plan must leave
-    free. ``work_limit`` caps how many candidates are partitioned, reproducibly; ``deadline_s`` cuts by the clock.
-    ``calibration`` corrects the costs where it has an entry.
+    ``fix`` pins choices (degrees, ``recompute`` by label, ``sharding``, ``rank_order``, options of
+    :data:`.pins.PINNABLE`), ``max`` caps degrees, ``forbid`` takes features out of the space. ``memory_headroom`` is
+    the share of usable memory that a plan must leave free. ``work_limit`` caps how many candidates are partitioned,
+    reproducibly; ``deadline_s`` cuts by the clock. ``calibration`` corrects the costs where it has an entry.
 
     ``price`` is money a GPU-hour by GPU type, ``tokens`` the length of the whole run. ``target_step_time_s`` is the
     longest step that objectives ``cost`` and ``gpus`` may take. ``expert_load`` says how unevenly tokens meet experts;
@@ -72,7 +73,7 @@ class PlanRequest(Document):
     @model_validator(mode="after")
     def _known_names(self) -> Self:
         for field in ("fix", "max"):
-            allowed = {*DEGREES, *SHORT} | (set(LABELS) if field == "fix" else set())
+            allowed = {*DEGREES, *SHORT} | ({*LABELS, *PINNABLE} if field == "fix" else set())
             for name, value in getattr(self, field).items():
                 if name not in allowed:
                     raise ValueError(f"{field}: {name!r} is not a choice; use one of {', '.join(sorted(allowed))}")
@@ -102,6 +103,9 @@ class PlanRequest(Document):
                 )
             if uses_fsdp(self.fix.get("sharding")):
                 raise ValueError(f"fix: sharding={self.fix['sharding']} does not go with rank_order={PIPELINE_INSIDE}")
+        fault = option_fault(self.fix, self.model, self.target)
+        if fault is not None:
+            raise ValueError(f"fix: {fault}")
         pinned = {SHORT.get(name, name): value for name, value in self.fix.items()}
         if len(pinned) < len(self.fix):
             raise ValueError("fix: micro_batch_size and mbs are one choice; give one of them")
@@ -109,7 +113,7 @@ class PlanRequest(Document):
             cap = self.cap(name)
             if cap is not None and isinstance(value, int) and value > cap:
                 raise ValueError(f"fix: {name}={value} is above max: {name}={cap}")
-            if name in self.forbid and value not in (1, "none", DATA_INSIDE):
+            if name in self.forbid and value not in (1, "none", "false", DATA_INSIDE):
                 raise ValueError(f"fix: {name}={value} contradicts forbid: {name}")
         return self
 

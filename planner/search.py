@@ -13,7 +13,8 @@ from .answer.no_fit import infeasible, smallest_fitting, undecided
 from .corrections import estimate_of
 from .engine.explore import Progress, Search
 from .engine.finalists import Finalist, SearchResult
-from .engine.widen import searched, without_forbidden
+from .engine.pinned import without_forbidden
+from .engine.widen import searched
 from .errors import DeadlineExceeded
 from .mixed.space import space_words
 from .request import PlanRequest

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import get_args
 
 from meshwright.specs.document import Bound, PlanDocument
-from meshwright.specs.target import Switch, Target
+from meshwright.specs.target import Switch
 
 from .corrections import estimate_of
 from .engine.explore import Progress
 from .engine.finalists import SearchResult
 from .engine.widen import searched
 from .errors import DeadlineExceeded
+from .pins import pinned_options, switched, with_switches
 from .request import PlanRequest
 from .search import OPTIMAL_GAP, plan
 
@@ -28,7 +29,11 @@ def variants(request: PlanRequest) -> list[PlanRequest]:
 
     Some switches only ever hide communication, so that a set without them is never better.
     """
-    allowed = [switch for switch in get_args(Switch) if switch in set(request.allow) - set(request.target.switches)]
+    request = request.model_copy(update={"target": with_switches(request.target, request.fix)})
+    pinned = pinned_options(request.fix)
+    open_ = set(request.allow) - set(request.target.switches) - pinned.keys()
+    open_ -= {"flex_dispatcher"} if "dispatcher" in pinned else set()
+    allowed = [switch for switch in get_args(Switch) if switch in open_]
     if not request.model.is_moe:
         allowed = [switch for switch in allowed if switch not in OF_EXPERTS]
     sets: list[tuple[Switch, ...]] = [request.target.switches]
@@ -38,24 +43,19 @@ def variants(request: PlanRequest) -> list[PlanRequest]:
     return [request.model_copy(update={"target": switched(request.target, each)}) for each in sets]
 
 
-def switched(target: Target, switches: tuple[Switch, ...]) -> Target:
-    """The target with these switches on and no others."""
-    update: dict[str, object] = {"switches": tuple(sorted(switches))}
-    if "flex_dispatcher" in switches:
-        update["dispatcher"] = "flex"
-    if "ep_comm_overlap" in switches:
-        update["moe_comm_overlap"] = True
-    if {"ep_comm_overlap", "cuda_graph"} & set(switches):  # these refuse full recompute, in which block mode is judged
-        update["recompute_block_layers"] = False
-    return target.model_copy(update=update)
-
-
 def best_search(
     request: PlanRequest, progress: Progress | None = None
 ) -> tuple[PlanRequest, SearchResult, float, bool]:
     """The variant with the fastest finalist, what its search found, the bound over all variants, and whether all were
-    searched in full. A deadline is each variant's own."""
-    found = [(variant, searched(variant, progress).result) for variant in variants(request)]
+    searched in full. They share the deadline: a variant that it leaves no time for keeps the bound open."""
+    deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
+    found: list[tuple[PlanRequest, SearchResult]] = []
+    for variant in variants(request):
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            found.append((variant, SearchResult(untried_bound_s=0.0, complete=False, deadline_hit=True)))
+            continue
+        found.append((variant, searched(variant.model_copy(update={"deadline_s": left}), progress).result))
     with_plan = [each for each in found if each[1].best is not None]
     chosen, result = min(with_plan, key=lambda each: _finalist_s(each[1])) if with_plan else found[-1]
     complete = all(each.complete for _, each in found)
@@ -79,7 +79,7 @@ def best_variant(
     """
     every = variants(request) if every is None else every
     if len(every) == 1:
-        return every[0], plan(every[0], progress, keep)
+        return every[0], _fitting(every[0], plan(every[0], progress, keep))
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     found: list[tuple[PlanRequest, PlanDocument, list[SearchResult]]] = []
     late: DeadlineExceeded | None = None

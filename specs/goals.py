@@ -139,7 +139,11 @@ class WhatIf(Document):
 
 
 class CurrentPlan(Document):
-    """A plan that is in use, priced beside the best one. ``ratio`` = its step time over the best one's."""
+    """A plan that is in use, priced beside the best one. ``ratio`` = its step time over the best one's.
+
+    ``terms_s``: seconds that it spends more than the best one in each term, largest change first. ``why``: what makes
+    the best one quicker, in words; null where it is not.
+    """
 
     summary: str
     step_time_s: PositiveFloat
@@ -147,3 +151,5 @@ class CurrentPlan(Document):
     fits: bool
     plan: Plan
     differences: tuple[Difference, ...] = ()
+    terms_s: dict[str, float] = Field(default_factory=dict)
+    why: str | None = None

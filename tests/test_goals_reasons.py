@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.api.cli import run
-from meshwright.planner.answer.differences import differences, in_runs
+from meshwright.planner.answer.differences import differences, in_runs, why
 from meshwright.planner.engine.explore import Search
 from meshwright.planner.goals import answer
 from meshwright.planner.objectives.changes import changed
@@ -15,6 +15,7 @@ from meshwright.planner.single import estimate_degrees
 from meshwright.planner.variants import variants
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import SpecError
+from meshwright.specs.goals import Difference
 from meshwright.specs.workload import workload_from_options
 
 from .planner_cases import request, small_model, workload
@@ -126,6 +127,11 @@ def test_what_each_difference_to_a_plan_in_use_is_worth() -> None:
     assert by_name["recompute"].worth_s == pytest.approx(step_s(current) - step_s(plain))
     assert by_name["recompute"].worth_s > 0
     assert by_name["dp"].worth_s is None
+    assert sum(found.terms_s.values()) == pytest.approx(step_s(current) - step_s(document))
+    assert found.terms_s["recompute"] > 0
+    assert found.why is not None
+    assert "recompute full -> " in found.why
+    assert found.why in next(each.message for each in document.explanation if each.kind == "current")
     assert by_name["options.sequence_parallel"].reason == "follows from tp"
 
 
@@ -136,6 +142,25 @@ def test_the_best_plan_as_plan_in_use_has_no_differences() -> None:
     assert document.current is not None
     assert document.current.ratio == pytest.approx(1.0)
     assert document.current.differences == ()
+    assert document.current.why is None
+
+
+def test_a_reason_names_what_was_chosen_and_what_it_saves() -> None:
+    found = (
+        Difference(name="tp", ours=8, theirs=4),
+        Difference(name="etp", ours=8, theirs=4),  # follows
+        Difference(name="dp", ours=1, theirs=2, reason="follows from the other degrees"),
+        Difference(name="sharding", ours={"hsdp": {"replicate": 2, "shard": 8}}, theirs="zero1"),
+        Difference(name="options.grouped_gemm", ours=False, theirs=True, worth_s=0.001),  # too little of 2 s
+        Difference(name="options.cuda_graph_scope", ours=[], theirs=["attn", "mlp"], worth_s=0.1),
+    )
+    moved = {"bubble": 0.5, "gemm": 0.009, "host": 0.2, "dp_comm": -0.04, "optimizer": -0.001}
+    assert why(found, moved, 2.0) == (
+        "tp 8 -> 4, sharding hsdp 8 x 2 -> zero1, cuda_graph_scope none -> attn+mlp: "
+        "less the pipeline bubble 25%, kernel launches 10%, for more gathers and scatters of full sharding 2%"
+    )
+    layers = (Difference(name="layers", ours="9, 7", theirs="8 x 2"),)
+    assert why(layers, {"bubble": 0.004}, 2.0) == "layers 9, 7 -> 8 x 2: less the pipeline bubble 0.2%"
 
 
 def test_arguments_in_use_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -11,10 +13,11 @@ from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.offload import C2C, HOST_MEMORY_BANDWIDTH, PCIE5
 from meshwright.planner import rules
 from meshwright.planner.engine.host_memory import OffloadedOptimizer, may_offload_activations
-from meshwright.planner.engine.widen import OFFLOAD_FRACTIONS, searched
+from meshwright.planner.engine.widen import BOTH_SPACE, OFFLOAD_FRACTIONS, searched
 from meshwright.planner.search import plan
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.model_io import load_model
+from meshwright.specs.plan import Hsdp, HsdpSharding
 
 from .planner_cases import request, small_model, workload
 
@@ -151,6 +154,30 @@ def test_the_exchange_of_context_parallelism_is_the_quickest_legal_one(network):
     kept = plan(asked.model_copy(update={"forbid": (*asked.forbid, "cp_comm_type")}))
     assert kept.plan.options.cp_comm_type == "p2p"
     assert kept.estimate.step_time_s >= answer.estimate.step_time_s
+
+
+def test_shardings_and_exchanges_are_tried_together():
+    """8 ranks of one stage, CP 2 x DP 4 on two nodes: the best of every sharding under every exchange."""
+    asked = request(
+        small_model(layers=4, heads=16),
+        "4x2xH100",
+        workload(4, 16384),
+        fix={"cp": 2, "tp": 1, "pp": 1, "vpp": 1, "mbs": 1},
+        forbid=("offload", "recompute"),
+        allow=("all_options",),
+    )
+    answer = plan(asked)
+    steps = {}
+    levels = ("zero1", "zero2", "fsdp", Hsdp(hsdp=HsdpSharding(replicate=4, shard=2)))
+    for level, exchange, copies in product(levels, ("p2p", "a2a", "allgather"), (1, 4)):
+        stages = tuple(stage.model_copy(update={"sharding": level}) for stage in answer.plan.stages)
+        other = answer.plan.model_copy(update={"sharding": level, "stages": stages})
+        other = with_options(other, cp_comm_type=exchange, cp_a2a_size=None, dist_opt_instances=copies)
+        if (copies == 1 or level == "zero1") and not illegal(asked, other):
+            steps[str(level), exchange, copies] = priced(asked, other).step_time_s
+    assert len(steps) > 8
+    assert answer.estimate.step_time_s == pytest.approx(min(steps.values()), rel=1e-9)
+    assert BOTH_SPACE in answer.bound.space
 
 
 def test_exchange_runs_beside_the_shared_expert_where_there_is_one():

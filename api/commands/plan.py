@@ -77,6 +77,7 @@ def plan(
       meshwright plan llama-3.1-70b --cluster 64xH100 --global-batch-size 512 --seq-length 8192
       meshwright plan ./config.json --cluster cluster.yaml --global-batch-size 256 --seq-length 4096 -o plan.json
       meshwright plan llama-3.1-8b --cluster 8xH100 --global-batch-size 128 --seq-length 8192 --fix tp=2 --export run
+      meshwright plan llama-3.1-8b --cluster 2x8xH100 --global-batch-size 16 --seq-length 131072 --fix cp_comm_type=a2a
       meshwright plan llama-3.1-8b --cluster 64xH100 --global-batch-size 128 --seq-length 8192 \\
           --objective cost --price H100=2.5
       meshwright plan qwen3-30b-a3b --cluster 16xH100 --global-batch-size 64 --seq-length 4096 --expert-load zipf:0.6

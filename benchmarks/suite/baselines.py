@@ -20,9 +20,9 @@ from meshwright.planner.corrections import estimate_of
 from meshwright.planner.engine.arrangements import Arrangement
 from meshwright.planner.engine.explore import Search
 from meshwright.planner.engine.finalists import Finalist
+from meshwright.planner.engine.pinned import without_forbidden
 from meshwright.planner.engine.space import block_mode, candidates
 from meshwright.planner.engine.splits import fewest_recomputed_virtual
-from meshwright.planner.engine.widen import without_forbidden
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan as searched_plan

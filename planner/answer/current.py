@@ -13,8 +13,9 @@ from ..corrections import estimate_of
 from ..errors import IllegalPlan
 from ..request import PlanRequest
 from ..single import document_for_plan, estimate_degrees
-from .differences import DEGREES, differences
+from .differences import DEGREES, differences, why
 from .explain import describe, seconds
+from .reasons import moved_terms
 
 #: Choices that :func:`estimate_degrees` takes; data parallelism and the schedule follow from them.
 CHANGEABLE = (*(name for name in DEGREES if name != "dp"), "recompute", "sharding")
@@ -40,12 +41,14 @@ def with_current(request: PlanRequest, document: PlanDocument) -> PlanDocument:
     figures = document_for_plan(asked, current).estimate
     assert figures is not None  # noqa: S101  a priced plan has one
     ratio, found = 1.0, tuple[Difference, ...]()
+    moved: dict[str, float] = {}
     if document.plan is not None and document.estimate is not None:
         ratio = figures.step_time_s / document.estimate.step_time_s
         found = tuple(
             _worth(asked, current, document.plan, each, figures.step_time_s)
             for each in differences(current, document.plan)
         )
+        moved = moved_terms(document.estimate, figures)
     compared = CurrentPlan(
         summary=describe(current),
         step_time_s=figures.step_time_s,
@@ -53,6 +56,8 @@ def with_current(request: PlanRequest, document: PlanDocument) -> PlanDocument:
         fits=figures.fits,
         plan=current,
         differences=found,
+        terms_s=moved,
+        why=why(found, moved, figures.step_time_s) if ratio > 1 and found else None,
     )
     reason = _reason(compared)
     return document.model_copy(update={"current": compared, "explanation": (*document.explanation, reason)})
@@ -117,7 +122,7 @@ def _reason(compared: CurrentPlan) -> Explanation:
         message = (
             f"the current plan ({compared.summary}) takes {seconds(compared.step_time_s)}, {compared.ratio:.2f} times "
             "the best one"
-        )
+        ) + (f"; against it the best has {compared.why}" if compared.why else "")
     worth = sorted((each for each in compared.differences if each.worth_s), key=lambda each: -(each.worth_s or 0.0))
     if worth:
         words = (
@@ -126,5 +131,9 @@ def _reason(compared: CurrentPlan) -> Explanation:
             for each in worth[:5]
         )
         message += "; changed alone: " + ", ".join(words)
-    data = {"ratio": compared.ratio, "worth_s": {each.name: each.worth_s for each in worth}}
+    data = {
+        "ratio": compared.ratio,
+        "terms_s": compared.terms_s,
+        "worth_s": {each.name: each.worth_s for each in worth},
+    }
     return Explanation(kind="current", message=message, data=data)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
 from meshwright.specs.goals import Difference
 from meshwright.specs.plan import Plan
 
-from .explain import decoder_layers
+from .explain import decoder_layers, term_name
 
+#: Choices and terms named in a reason, at most; a term below this share of the step is not, unless it is the largest.
+MOST_CHOICES, MOST_TERMS, LEAST_SHARE = 6, 3, 0.005
 DEGREES = ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch_size")
 
 
@@ -44,3 +47,45 @@ def in_words(found: tuple[Difference, ...], most: int = 6) -> str:
     """The first differences as ``tp 4 instead of 8``."""
     words = [f"{each.name} {each.theirs} instead of {each.ours}" for each in found[:most]]
     return ", ".join(words) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def why(found: tuple[Difference, ...], moved_s: Mapping[str, float], step_time_s: float) -> str:
+    """Why the second plan is quicker than the first, which takes ``step_time_s``: what was changed, and the terms that
+    it spends less in, as shares of the first's step. ``moved_s``: seconds that the first spends more in each term."""
+    told = [each for each in found if _matters(each, found, step_time_s)]
+    told = told or list(found)
+    changed = [f"{each.name.removeprefix('options.')} {_short(each.ours)} -> {_short(each.theirs)}" for each in told]
+    words = ", ".join(changed[:MOST_CHOICES]) + (
+        f" and {len(changed) - MOST_CHOICES} more" if len(changed) > MOST_CHOICES else ""
+    )
+    ranked = sorted(moved_s.items(), key=lambda item: (-item[1], item[0]))
+    less = [(name, value) for name, value in ranked if value > 0]
+    more = [(name, -value) for name, value in reversed(ranked) if value < -LEAST_SHARE * step_time_s]
+    large = [item for item in less if item[1] > LEAST_SHARE * step_time_s] or less[:1]
+    if not large:
+        return words
+    out = f"{words}: less {_shares(large[:MOST_TERMS], step_time_s)}"
+    return out + (f", for more {_shares(more[:MOST_TERMS], step_time_s)}" if more else "")
+
+
+def _matters(each: Difference, found: tuple[Difference, ...], step_time_s: float) -> bool:
+    """Whether a difference is a choice of its own, and an option one that moves the step."""
+    if each.name in ("dp", "schedule", "layers", "gpus") or (each.reason or "").startswith("follows"):
+        return False
+    if each.name == "etp":  # mostly follows tp
+        return not any(o.name == "tp" and (o.ours, o.theirs) == (each.ours, each.theirs) for o in found)
+    return not each.name.startswith("options.") or (
+        each.worth_s is None or abs(each.worth_s) > LEAST_SHARE * step_time_s
+    )
+
+
+def _shares(terms: list[tuple[str, float]], step_time_s: float) -> str:
+    shares = [(term_name(name), value / step_time_s) for name, value in terms]
+    return ", ".join(f"{name} {share:.0%}" if share >= LEAST_SHARE else f"{name} {share:.1%}" for name, share in shares)
+
+
+def _short(choice: Any) -> str:
+    """A choice in few characters: hybrid sharding is an object in a document."""
+    if isinstance(choice, dict) and "hsdp" in choice:
+        return f"hsdp {choice['hsdp']['shard']} x {choice['hsdp']['replicate']}"
+    return "+".join(map(str, choice)) or "none" if isinstance(choice, list | tuple) else str(choice)

@@ -20,7 +20,9 @@ from .assemble import Skeleton, build_plan, sharding_level
 
 def plan_of(request: PlanRequest, search: Search, finalist: Finalist) -> Plan:
     """The plan document of a finalist."""
-    sharding, more = held(sharding_of(request, finalist)), getattr(finalist.batch.costs, "plan_options", {})
+    sharding, more = held(sharding_of(request, finalist)), dict(getattr(finalist.batch.costs, "plan_options", {}))
+    if finalist.column("cp") == 1:  # nothing to exchange
+        more = {name: value for name, value in more.items() if name not in ("cp_comm_type", "cp_a2a_size")}
     skeleton = Skeleton(
         tp=finalist.column("tp"),
         cp=finalist.column("cp"),

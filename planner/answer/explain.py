@@ -24,6 +24,7 @@ _TERM = {
     "tp_comm": "tensor-parallel communication",
     "cp_comm": "context-parallel communication",
     "ep_comm": "expert all-to-all",
+    "dp_comm": "gathers and scatters of full sharding",
     "recompute": "recomputed activations",
     "pp_comm": "pipeline sends",
     "bubble": "the pipeline bubble",

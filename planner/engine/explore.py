@@ -93,6 +93,7 @@ class Search:
         self.started = time.monotonic()
         self.limit_s = np.inf
         self.chosen: Mapping[str, Any] = {}
+        self.admits: Callable[[CandidateBatch], BoolArray] | None = None
         self.wider: tuple[str, ...] = ()
         self.result = SearchResult(refused_pools=refused_pools(request.cluster, request.workload))
         self.bounds: dict[int, SplitBounds] = {}
@@ -146,6 +147,8 @@ class Search:
     def legal(self, batch: CandidateBatch) -> BoolArray:
         """Mask of the legal candidates; what rules refuse is counted."""
         mask, rejected = rules.bulk_legal(*self._judged(batch), self.chosen)
+        if self.admits is not None:
+            mask = mask & self.admits(batch)
         self.result.rejected.update(rejected)
         self.result.pruned["illegal"] += int((~mask).sum())
         return np.asarray(mask)

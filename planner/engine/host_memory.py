@@ -37,7 +37,11 @@ class OffloadedOptimizer:
         self.shardings, self.blocks = costs.shardings, costs.blocks
         self.boundary_s, self.shared_embedding_s = costs.boundary_s, costs.shared_embedding_s
         self.rank_order = costs.rank_order
-        self.plan_options = {"optimizer_offload_fraction": fraction, "optimizer_offload_overlap": True}
+        self.plan_options = {
+            **costs.plan_options,
+            "optimizer_offload_fraction": fraction,
+            "optimizer_offload_overlap": True,
+        }
         self._lighter = CostModel(
             costs.model, costs.cluster, costs.workload, costs.target, overlap=costs.overlap, graphs=costs.graphs,
             multipliers=costs.multipliers, host_optimizer=self.fraction, rank_order=costs.rank_order,
@@ -84,6 +88,7 @@ def may_offload_activations(request: PlanRequest) -> bool:
     What PCIe moves while GPUs share the host's memory is not measured, so over it only where the request allows it.
     """
     able = request.target.activation_offload_layers and "offload" not in request.forbid
+    able = able and "activation_offload_layers" not in request.fix
     asked = {"activation_offload", "all_options"} & set(request.allow)
     gpus = [request.cluster.gpu_of(pool) for pool in request.cluster.pools]
     return able and (bool(asked) or all(host_link_bandwidth(gpu) == C2C for gpu in gpus))
@@ -98,7 +103,8 @@ def may_offload_optimizer(request: PlanRequest) -> bool:
     asked = {"optimizer_offload", "all_options"} & set(request.allow)
     able = bool(asked) and target.optimizer_offload and "zero1" in target.sharding and "offload" not in request.forbid
     pinned = request.fix.get("sharding", "zero1") == "zero1"
-    return able and pinned and workload.optimizer == "adam" and workload.params_dtype != "fp8"
+    able = able and pinned and not {"optimizer_offload_fraction", "activation_offload_layers"} & request.fix.keys()
+    return able and workload.optimizer == "adam" and workload.params_dtype != "fp8"
 
 
 def without_optimizer(static_bytes_by: FloatArray, fraction: float) -> FloatArray:
@@ -144,9 +150,11 @@ def _holds(request: PlanRequest, pool_index: int, bytes_a_gpu: float) -> bool:
     return bytes_a_gpu * pool.gpus_per_node <= room
 
 
-def offloaded_layers(search: Search, base: list[PricedBatch], limit_s: float) -> list[Finalist]:
-    """Plans of one stage, nothing recomputed, whose first layers' activations wait in host memory: as few layers as
-    make it fit, since more only take longer. Those quicker than ``limit_s``, with their exact step times."""
+def offloaded_layers(
+    search: Search, base: list[PricedBatch], limit_s: float, layers: int | None = None
+) -> list[Finalist]:
+    """Plans of one stage, nothing recomputed, whose first layers' activations wait in host memory: ``layers``, or as
+    few as make it fit, since more only take longer. Those quicker than ``limit_s``, with their exact step times."""
     request, out = search.request, []
     modes = [mode.granularity for mode in request.target.recompute]
     for priced in base:
@@ -160,27 +168,29 @@ def offloaded_layers(search: Search, base: list[PricedBatch], limit_s: float) ->
         plain = with_recompute(batch, in_block_mode(batch, request.target), modes, "none")
         gpus = [request.cluster.gpu_of(request.cluster.pools[pool]) for pool in priced.arrangement.pools]
         inputs = request.model, request.workload, request.target
-        legal, _ = rules.bulk_legal(plain, *inputs, gpus, {"cpu_offload_layers": 1})
+        legal, _ = rules.bulk_legal(plain, *inputs, gpus, {**search.chosen, "cpu_offload_layers": 1})
         search.result.candidates += int(legal.sum())
         for candidate in index[legal].tolist():
-            found = _fewest_layers(request, priced, candidate)
+            found = _fewest_layers(request, priced, candidate, layers)
             if found is not None and found.step_time_s < limit_s:
                 out.append(found)
     return out
 
 
-def _fewest_layers(request: PlanRequest, priced: PricedBatch, candidate: int) -> Finalist | None:
+def _fewest_layers(request: PlanRequest, priced: PricedBatch, candidate: int, pinned: int | None) -> Finalist | None:
     cuts = np.array([[0, len(priced.kind)]])
     index, none = np.array([candidate]), np.array([0])
     sums = priced.sums(index, cuts, none)
     over = float(sums.memory_bytes[0, 0] - sums.capacity_bytes[0, 0])
-    if over <= 0:
+    if over <= 0 and pinned is None:
         return None  # the search has it
     layers = [k for k, counted in enumerate(priced.counted) if counted]
     kept = priced.cells.activation_bytes[priced.row[candidate], priced.kind[layers]]
     moved = np.cumsum(kept)[:-1]  # the last layer stays (R4)
     saved = moved - OFFLOAD_BUFFERS * np.maximum.accumulate(kept)[:-1]
     enough = np.flatnonzero(saved >= over)
+    if pinned is not None:
+        enough = enough[enough == pinned - 1]
     if not len(enough) or not _holds(request, priced.arrangement.pools[0], float(moved[enough[0]])):
         return None
     passes = float(sums.forward_s[0].sum()), float(sums.backward_s[0].sum())

@@ -1,53 +1,43 @@
 """Options beyond those that every candidate is priced with: searched after them, for what they could still win.
 
-Each :class:`Wave` prices the candidates of the search under one more setting: another way of sharding, another exchange
-of context parallelism, a share of the optimizer in host memory. A wave leaves out every candidate whose passes alone,
-without the terms that the setting may shorten and without regard to memory, take as long as the best plan found: no
-split of it can win. So the bound holds over all waves, and where the best plan is near it a wave prices little.
+Each :class:`~.waves.Wave` prices the candidates of the search under one more setting: another way of sharding, another
+exchange of context parallelism, a share of the optimizer in host memory. A wave leaves out every candidate whose passes
+alone, without the terms that the setting may shorten and without regard to memory, take as long as the best plan found:
+no split of it can win. So the bound holds over all waves, and where the best plan is near it a wave prices little.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from copy import copy
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.overlap import default_overlap
-from meshwright.cost_models.protocol import STATIC, StageCosts
 from meshwright.cost_models.rank_order import DATA_INSIDE, PIPELINE_INSIDE
-from meshwright.specs.batch import BoolArray, CandidateBatch, FloatArray, IntArray
+from meshwright.specs.batch import BoolArray, FloatArray
 
-from .. import rules
-from ..corrections import cost_model
 from ..request import PlanRequest
 from .explore import Progress, Search
 from .finalists import SearchResult
 from .host_memory import (
     OffloadedOptimizer,
-    least_host_update_s,
     may_offload_activations,
     may_offload_optimizer,
     offloaded_layers,
     within_host_memory,
-    without_optimizer,
 )
+from .pinned import costs_like, costs_with, pinned_search, without_forbidden
 from .pricing import PricedBatch
+from .waves import LEAST_SENDS, Context, Instances, OptimizerOffload, Order, Sharding, Wave, spans
 
 #: Shares of the optimizer state that are tried in host memory.
 OFFLOAD_FRACTIONS = (0.25, 0.5, 1.0)
 
 #: Waves over larger spaces than this run only where nothing fits without them, or where the request allows them.
 MOST_CANDIDATES = 8_000
-
-#: Sends there and back over the passes of a mean chunk, from which on the pipeline is tried inside data parallelism:
-#: shorter ones gain next to nothing, and on fabrics with a port for each GPU all are.
-LEAST_SENDS = 0.02
 
 #: What the waves add to the space, in words, for ``bound.space``.
 SHARDING_SPACE = (
@@ -57,6 +47,7 @@ SHARDING_SPACE = (
 CONTEXT_SPACE = (
     "context parallelism by all-to-all, all-gather, or all-to-all inside a network level and a ring over its instances"
 )
+BOTH_SPACE = "these shardings together with these exchanges"
 OPTIMIZER_SPACE = (
     f"{', '.join(f'{fraction:.0%}' for fraction in OFFLOAD_FRACTIONS)} of the optimizer in host memory under zero1"
 )
@@ -65,38 +56,9 @@ ORDER_SPACE = (
     f"{PIPELINE_INSIDE}"
 )
 LAYERS_SPACE = (
-    "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory"
+    "activations of the fewest first layers that make a plan of one stage without recompute fit in host memory, under "
+    "any of these options"
 )
-
-
-@dataclass(frozen=True)
-class Wave:
-    """Candidates under one more setting.
-
-    ``costs`` makes what prices it, ``chosen`` are facts for the rules, ``shorter`` the terms of a pass that it may
-    shorten. ``batch`` gives the candidates to price, of those in ``rows``.
-    """
-
-    request: PlanRequest
-    costs: Callable[[], StageCosts]
-    chosen: Mapping[str, Any] = field(default_factory=dict)
-    shorter: tuple[str, ...] = ()
-
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        """[N] the candidates that can have the setting."""
-        return np.ones(len(priced), dtype=np.bool_)
-
-    def least_s(self, priced: PricedBatch) -> FloatArray:
-        """[N] lower bound of the step time of the candidates with the setting."""
-        return priced.least_passes_s(self.shorter)
-
-    def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
-        """Add the candidates ``which`` to ``search`` under the setting."""
-        search.add(priced.arrangement, self.batch(priced.batch.take(which)))
-
-    def batch(self, batch: CandidateBatch) -> CandidateBatch:
-        """The candidates of the wave from those of the search."""
-        return batch
 
 
 #: Candidates of the search, and which of them a wave may run.
@@ -105,28 +67,25 @@ _Promising = tuple[PricedBatch, BoolArray]
 
 def searched(request: PlanRequest, progress: Progress | None = None, first_fit: bool = False) -> Search:
     """The search of a request with the results of all waves; with ``first_fit`` up to the first plan that fits."""
-    search = Search(without_forbidden(request), progress=progress)
+    search = pinned_search(without_forbidden(request), progress)
+    layers = int(search.request.fix.get("activation_offload_layers", 0))
+    if layers:
+        search.price_whole_pools()
+        search.result.finalists += offloaded_layers(search, search.result.priced, np.inf, layers)
+        return search
     search.run(first_fit)
+    _drop_beyond_host(search)
     if not (first_fit and search.result.best) and isinstance(search.costs, CostModel):
         _widen(search, search.costs, first_fit)
     return search
 
 
-def without_forbidden(request: PlanRequest) -> PlanRequest:
-    """The request with no switch of its target on that it forbids, and with the rank order that it pins."""
-    target, update = request.target, dict[str, Any]()
-    kept = tuple(switch for switch in target.switches if switch not in request.forbid)
-    if kept != target.switches:
-        update["switches"] = kept
-    order = str(request.fix.get("rank_order", target.rank_orders[0]))
-    if ("rank_order" in request.fix or "rank_order" in request.forbid) and target.rank_orders != (order,):
-        update["rank_orders"] = (order,)
-    if order == PIPELINE_INSIDE:
-        update |= {
-            name: tuple(level for level in getattr(target, name) if not rules.uses_fsdp(level))
-            for name in ("sharding", "sharding_replicas")
-        }
-    return request.model_copy(update={"target": target.model_copy(update=update)}) if update else request
+def _drop_beyond_host(search: Search) -> None:
+    """Leave out what nodes cannot hold of a pinned share of the optimizer; the bound stays open for it."""
+    result = search.result
+    kept = [each for each in result.finalists if within_host_memory(search.request, each)]
+    dropped = [each.bound_s for each in result.finalists if not within_host_memory(search.request, each)]
+    result.untried_bound_s, result.finalists = min([result.untried_bound_s, *dropped]), kept
 
 
 def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
@@ -140,6 +99,9 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
         search.wider = (LAYERS_SPACE,)
     for wave in _waves(search, costs, base):
         limit_s = result.best.step_time_s if result.best else np.inf
+        if may_offload_activations(search.request):
+            _offload(search, wave, base, limit_s)
+            limit_s = result.best.step_time_s if result.best else np.inf
         found = _promising(wave, base, limit_s, result)
         if not found:
             continue
@@ -157,19 +119,25 @@ def _widen(search: Search, costs: CostModel, first_fit: bool) -> None:
             break
 
 
+def _offload(search: Search, wave: Wave, base: list[PricedBatch], limit_s: float) -> None:
+    """Plans of a wave whose first layers' activations wait in host memory."""
+    inner: Search | None = None
+    for priced in base:
+        which = wave.without_memory(priced, limit_s)
+        if not which.any():
+            continue
+        inner = inner or Search(wave.request, wave.costs())
+        inner.chosen = wave.chosen
+        wave.price(inner, priced, which)
+    if inner is not None:
+        search.result.finalists += offloaded_layers(inner, inner.result.priced, limit_s)
+        search.result.candidates += inner.result.candidates
+
+
 def _left_to_split(search: Search) -> int | None:
     """What a request's work limit leaves for a wave."""
     limit = search.request.work_limit
     return None if limit is None else max(limit - search.result.split, 1)
-
-
-def _least_with_s(priced: PricedBatch, static_bytes: FloatArray) -> FloatArray:
-    """[N] lower bound of the passes where blocks hold ``static_bytes`` [C, B]; infinite where they cannot fit."""
-    other = copy(priced)
-    other.static_bytes = static_bytes
-    bound = other.least_step_s() - priced.least_tail_s()
-    out: FloatArray = np.where(other.least_fill() > 1.0, np.inf, bound)
-    return out
 
 
 def _promising(wave: Wave, base: list[PricedBatch], limit_s: float, result: SearchResult) -> list[_Promising]:
@@ -179,7 +147,9 @@ def _promising(wave: Wave, base: list[PricedBatch], limit_s: float, result: Sear
         able = wave.rows(priced)
         if not able.any():
             continue
-        left = able & (wave.least_s(priced) < limit_s)
+        if id(priced) not in wave.known:
+            wave.known[id(priced)] = wave.least_s(priced)
+        left = able & (wave.known[id(priced)] < limit_s)
         result.pruned["options"] += int((able & ~left).sum())
         if left.any():
             out.append((priced, left))
@@ -200,128 +170,13 @@ def _merge(result: SearchResult, more: SearchResult, wave: Wave) -> None:
     result.split += more.split
 
 
-@dataclass(frozen=True)
-class _Sharding(Wave):
-    """Other ways of sharding than the search has: candidates under zero1 once more under each of ``names``."""
-
-    names: tuple[str, ...] = ()
-
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        return np.asarray(priced.batch.sharding == self.request.target.sharding.index("zero1"))
-
-    def least_s(self, priced: PricedBatch) -> FloatArray:
-        """Weights and gradients may be divided by all ranks of a stage, the optimizer is no more than it was."""
-        static, ranks = priced.cells.static_bytes_by, priced.cells.keys.stage_ranks
-        optimizer = static[..., STATIC.index("optimizer")]
-        return _least_with_s(priced, optimizer + (static.sum(axis=-1) - optimizer) / ranks[:, None])
-
-    def batch(self, batch: CandidateBatch) -> CandidateBatch:
-        ranks, spans = batch.stage_ranks, _spans(self.request)
-        parts = []
-        for name in self.names:
-            level, _, replicas = name.partition(":")
-            with_stages = level in self.request.target.sharding_with_stages or level == "hsdp"
-            able = (batch.pp == 1) | with_stages
-            if replicas:
-                shards = (ranks % int(replicas) == 0) & np.isin(ranks // int(replicas), spans)
-                divides = (batch.dp * batch.cp % int(replicas) == 0) & (batch.edp % int(replicas) == 0)
-                able &= shards & divides & (batch.dp * batch.cp > int(replicas))
-            elif level == "fsdp":
-                able &= batch.pp > 1  # those of one stage are in the search already
-            part = batch.take(able)
-            index = np.full(len(part), self.request.target.sharding.index(name))
-            parts.append(replace(part, sharding=index))
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.joined(part)
-        return whole
-
-
-@dataclass(frozen=True)
-class _Instances(_Sharding):
-    """Instances of the distributed optimizer: they hold more than one does, and differ from it in the tail alone."""
-
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        return np.asarray(super().rows(priced) & (priced.least_fill() <= 1.0))
-
-    def least_s(self, priced: PricedBatch) -> FloatArray:
-        return priced.least_step_s() - priced.least_tail_s()
-
-
-@dataclass(frozen=True)
-class _Context(Wave):
-    """Another exchange of context parallelism; ``inner`` ranks exchange heads where a ring joins them."""
-
-    inner: int = 1
-    cp: int | None = None
-
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        batch = priced.batch
-        if not (batch.cp == self.cp if self.cp else batch.cp > 1).any():
-            return np.zeros(len(batch), dtype=np.bool_)
-        if self.cp is None:
-            return np.asarray((batch.cp > 1) & (priced.least_fill() <= 1.0))
-        # The all-to-all fills a network level.
-        filled = np.isin(batch.tp * self.inner, _spans(self.request))
-        return np.asarray((batch.cp == self.cp) & filled & (priced.least_fill() <= 1.0))
-
-
-@dataclass(frozen=True)
-class _OptimizerOffload(Wave):
-    """A share of the optimizer in host memory."""
-
-    fraction: float = 0.0
-
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        return np.asarray(priced.batch.sharding == self.request.target.sharding.index("zero1"))
-
-    def least_s(self, priced: PricedBatch) -> FloatArray:
-        static = without_optimizer(priced.cells.static_bytes_by, self.fraction)
-        return _least_with_s(priced, static.sum(axis=-1)) + least_host_update_s(self.request, priced, self.fraction)
-
-    def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
-        """Passes cost what they did; the rules ask for nothing of single candidates."""
-        static = without_optimizer(priced.cells.static_bytes_by, self.fraction)
-        search.result.priced.append(priced.under(which, search.costs, static))
-
-
-@dataclass(frozen=True)
-class _Order(Wave):
-    """The pipeline inside data parallelism: sends stay near, gradients go far. Blocks cost and hold what they did."""
-
-    def rows(self, priced: PricedBatch) -> BoolArray:
-        """Where the order changes what crosses which level, and the grids of attention and experts allow it."""
-        batch, pools = priced.batch, [self.request.cluster.pools[index] for index in priced.arrangement.pools]
-        if len(pools) > 1 or pools[0].levels[0].span >= pools[0].num_gpus:
-            return np.zeros(len(batch), dtype=np.bool_)
-        zero1 = batch.sharding == self.request.target.sharding.index("zero1")
-        able = zero1 & (batch.pp > 1) & (batch.dp > 1) & (batch.dp == batch.edp)
-        index, pool = np.flatnonzero(able), priced.arrangement.pools[0]
-        passes_s = priced.busy[priced.row[index], pool][:, priced.kind].sum(axis=1)
-        sends_s = 2 * batch.pp[index] * batch.vpp[index] * priced.send_s(index).max(axis=1)
-        able[index[sends_s < LEAST_SENDS * passes_s]] = False
-        return np.asarray(able & (priced.least_fill() <= 1.0) if able.any() else able)
-
-    def least_s(self, priced: PricedBatch) -> FloatArray:
-        """Tails may differ, passes do not."""
-        return priced.least_step_s() - priced.least_tail_s()
-
-    def price(self, search: Search, priced: PricedBatch, which: BoolArray) -> None:
-        """Only sends and tails are priced again."""
-        legal = np.flatnonzero(which)[search.legal(priced.batch.take(which))]
-        kept = np.zeros(len(which), dtype=np.bool_)
-        kept[legal] = True
-        if kept.any():
-            search.result.priced.append(priced.under(kept, search.costs, priced.cells.static_bytes_by))
-
-
 def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterator[Wave]:
     """Those that gain most first, since what they find prunes the others. Notes in ``search`` what they add."""
     request, everything = search.request, search.result.best is None or "all_options" in search.request.allow
     if may_offload_optimizer(request):
         search.wider += (OPTIMIZER_SPACE,)
         for fraction in OFFLOAD_FRACTIONS:
-            yield _OptimizerOffload(request, partial(OffloadedOptimizer, costs, fraction), fraction=fraction)
+            yield OptimizerOffload(request, partial(OffloadedOptimizer, costs, fraction), fraction=fraction)
     orders = request.target.rank_orders
     if (
         orders[0] == DATA_INSIDE
@@ -330,7 +185,7 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
         and search.result.best
     ):
         search.wider += (ORDER_SPACE,)
-        yield _Order(request, lambda: costs.ordered(PIPELINE_INSIDE), {"rank_order": PIPELINE_INSIDE})
+        yield Order(request, lambda: costs.ordered(PIPELINE_INSIDE), {**search.chosen, "rank_order": PIPELINE_INSIDE})
     if not everything and search.result.candidates > MOST_CANDIDATES:
         return
     names, instances = _shardings(request, base)
@@ -338,17 +193,29 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
     every = dict.fromkeys((*request.target.sharding, *names, *instances))
     wide = request.model_copy(update={"target": request.target.model_copy(update={"sharding": tuple(every)})})
     if names:
-        yield _Sharding(wide, partial(cost_model, wide), names=names)
+        yield Sharding(wide, partial(costs_like, costs, wide), search.chosen, names=names)
     if instances:
-        yield _Instances(wide, partial(cost_model, wide), names=instances)
-    if "cp_comm_type" not in request.forbid and "cp" not in request.forbid and request.target.context_exchanges:
+        yield Instances(wide, partial(costs_like, costs, wide), search.chosen, names=instances)
+    open_ = not {"cp_comm_type", "cp"} & set(request.forbid) and "cp_comm_type" not in request.fix
+    if open_ and request.target.context_exchanges:
         search.wider += (CONTEXT_SPACE,)
-        yield from _contexts(request, base)
+        yield from _exchanges(search, wide, base, (*names, *instances), everything)
 
 
-def _spans(request: PlanRequest) -> IntArray:
-    """Ranks inside one instance of each network level of the pools."""
-    return np.array(sorted({level.span for pool in request.cluster.pools for level in pool.levels}), dtype=np.int64)
+def _exchanges(
+    search: Search, wide: PlanRequest, base: list[PricedBatch], shardings: tuple[str, ...], everything: bool
+) -> Iterator[Wave]:
+    """Other exchanges of context parallelism; with ``shardings`` that of the best plan, or each for ``everything``."""
+    known: dict[int, FloatArray] = {}
+    contexts = list(_contexts(wide, base))
+    yield from contexts
+    if everything and shardings and contexts:
+        search.wider += (BOTH_SPACE,)
+    best = search.result.best
+    options = getattr(best.batch.costs, "plan_options", {}) if best else {}
+    for wave in contexts if shardings else ():
+        if everything or wave.of(options):
+            yield Sharding(wide, wave.costs, wave.chosen, wave.shorter, known, shardings, wave)
 
 
 def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -363,7 +230,9 @@ def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str
     if fully and "fsdp" in target.sharding_with_stages:
         names.append("fsdp")
     ranks = {priced.arrangement.stage_ranks for priced in base}
-    copies = sorted({r // int(span) for r in ranks for span in _spans(request) if r % span == 0 and r > span})
+    copies = sorted({r // int(span) for r in ranks for span in spans(request) if r % span == 0 and r > span})
+    if "dist_opt_instances" in request.fix:  # one, or the search has it
+        return tuple(names), ()
     if "zero1" in target.sharding_replicas and "dist_opt_instances" not in forbid:
         instances = [f"zero1:{count}" for count in copies]
     if fully and "fsdp" in target.sharding_replicas and "hsdp" not in forbid:
@@ -371,30 +240,22 @@ def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str
     return tuple(names), tuple(instances)
 
 
-def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[Wave]:
+def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[Context]:
     usual = default_overlap(request.model, request.target.switches)
     if usual.context != "p2p":  # sparse attention must gather
         return
     degrees = sorted({int(cp) for priced in base for cp in np.unique(priced.batch.cp)})
-    shorter = ("cp_comm", "host")
+    shorter, known = ("cp_comm", "host"), dict[int, FloatArray]()
     for kind in request.target.context_exchanges:
         if kind in ("a2a", "allgather"):
-            costs = partial(_costs, request, {"context": kind}, {"cp_comm_type": kind})
-            yield _Context(request, costs, {"cp_comm_type": (kind,)}, shorter)
+            costs = partial(costs_with, request, {"context": kind}, {"cp_comm_type": kind})
+            yield Context(request, costs, {"cp_comm_type": (kind,)}, shorter, known)
         elif kind == "a2a+p2p":
             for cp in degrees:
                 for inner in (size for size in range(2, cp) if cp % size == 0):
-                    if not np.isin(_spans(request) % inner, 0).any():
+                    if not np.isin(spans(request) % inner, 0).any():
                         continue
                     overlap, options = {"context": kind, "context_a2a_size": inner}, {"cp_comm_type": kind}
-                    costs = partial(_costs, request, overlap, options | {"cp_a2a_size": inner})
+                    costs = partial(costs_with, request, overlap, options | {"cp_a2a_size": inner})
                     chosen = {"cp_comm_type": (kind,), "hierarchical_cp_sizes": (inner, cp // inner)}
-                    yield _Context(request, costs, chosen, shorter, inner, cp)
-
-
-def _costs(request: PlanRequest, overlap: Mapping[str, Any], options: Mapping[str, Any]) -> CostModel:
-    """The costs of a request under other switches of communication, whose plans say ``options``."""
-    found = cost_model(request)
-    found.overlap = replace(found.overlap, **overlap)
-    found.plan_options = options
-    return found
+                    yield Context(request, costs, chosen, shorter, known, inner, cp)
