@@ -79,7 +79,7 @@ class CostModel:
         self.model, self.cluster, self.workload, self.target = model, cluster, workload, target
         self.recompute_modes = recompute_modes if recompute_modes is not None else target.recompute
         self.shardings = shardings if shardings is not None else target.sharding
-        self.overlap = default_overlap(model, target.switches) if overlap is None else overlap
+        self.overlap = default_overlap(model, target.switches, target.context_exchanges) if overlap is None else overlap
         self.graphs = graphs_of_search(model, target) if graphs is None else graphs
         self.host_optimizer = host_optimizer
         self.rank_order = rank_order or target.rank_orders[0]

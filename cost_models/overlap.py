@@ -50,8 +50,9 @@ class Overlap:
         return EXPERT_HIDDEN_DELAYED if self.delay_wgrad else EXPERT_HIDDEN
 
 
-def default_overlap(model: ModelSpec, switches: Collection[str] = ()) -> Overlap:
-    """What search prices and writes into its plans: sparse attention gathers keys over the context group (C8s).
+def default_overlap(model: ModelSpec, switches: Collection[str] = (), exchanges: Collection[str] = ()) -> Overlap:
+    """What search prices and writes into its plans: sparse attention gathers keys over the context group (C8s), and so
+    do all models where the target has nothing else (``exchanges``).
 
     ``switches`` are the target's. Expert exchange runs beside a shared expert wherever there is one: it costs nothing
     by this model. Exchange beside another micro-batch excludes that (E11).
@@ -64,7 +65,7 @@ def default_overlap(model: ModelSpec, switches: Collection[str] = ()) -> Overlap
         tensor="tp_comm_overlap" in switches,
         expert="ep_comm_overlap" in switches,
         delay_wgrad={"ep_comm_overlap", "delay_wgrad"} <= set(switches),
-        context="allgather" if sparse else "p2p",
+        context="allgather" if sparse or tuple(exchanges) == ("allgather",) else "p2p",
     )
 
 

@@ -173,7 +173,7 @@ def options_of(model: ModelSpec, target: Target, skeleton: Skeleton, pp: int) ->
     """The target's switches for a skeleton."""
     sharded = skeleton.sharding != "none"
     graphs = "cuda_graph" in target.switches
-    overlap = default_overlap(model, target.switches)
+    overlap = default_overlap(model, target.switches, target.context_exchanges)
     exchange = "ep_comm_overlap" in target.switches and model.is_moe and skeleton.ep > 1
     return Options(
         sequence_parallel=target.sequence_parallel and skeleton.tp > 1,

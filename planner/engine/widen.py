@@ -241,7 +241,7 @@ def _shardings(request: PlanRequest, base: list[PricedBatch]) -> tuple[tuple[str
 
 
 def _contexts(request: PlanRequest, base: list[PricedBatch]) -> Iterator[Context]:
-    usual = default_overlap(request.model, request.target.switches)
+    usual = default_overlap(request.model, request.target.switches, request.target.context_exchanges)
     if usual.context != "p2p":  # sparse attention must gather
         return
     degrees = sorted({int(cp) for priced in base for cp in np.unique(priced.batch.cp)})

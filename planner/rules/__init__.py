@@ -37,13 +37,14 @@ from .pipeline import PIPELINE
 from .recompute import RECOMPUTE
 from .rule import Rule, Violation, broken
 from .sharding import SHARDING
+from .torchtitan import TORCHTITAN
 
 #: All rules of the Megatron target, in the order in which they are judged.
 MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *RECOMPUTE, *MODELS)
 
 
 #: Rules by the name that a target gives in its field ``rules``.
-RULE_SETS: dict[str, tuple[Rule, ...]] = {"megatron": MEGATRON}
+RULE_SETS: dict[str, tuple[Rule, ...]] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN}
 
 
 def family(rule_id: str) -> str:

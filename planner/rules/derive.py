@@ -25,6 +25,8 @@ from .expressible import inexpressible
 from .facts import Facts
 from .layout import Layout
 from .logic import Truth
+from .torchtitan_models import PYTHON_CONFIG, held_by, pipelines
+from .torchtitan_models import inexpressible as inexpressible_in_torchtitan
 
 #: What fine-grained offload needs in the environment (Transformer Engine 2.10 and later); exports set it.
 OFFLOAD_ENVIRONMENT = {"NVTE_CPU_OFFLOAD_V1": "1"}
@@ -70,18 +72,21 @@ def facts_of_model(
     dense = [kind.feed_forward for kind in kinds if isinstance(kind.feed_forward, DenseFFN)]
     moe = [kind.feed_forward for kind in kinds if isinstance(kind.feed_forward, MoEFFN)]
     first = moe[0] if moe else None
-    gpus = tuple(gpus)
+    gpus, version = tuple(gpus), version_of(target)
     lacking = tuple(gpu.name for gpu in gpus if not gpu.supports(workload.precision))
     return {
         "rule_set": target.rules,
-        "version": version_of(target),
+        "version": version,
         "kv_head_replication": target.kv_head_replication,
         "compute_capabilities": tuple(gpu.compute_capability for gpu in gpus if gpu.compute_capability),
         "environment_follows": True,
         "precision": workload.precision,
         "gpus_without_precision": lacking,
         "precision_alternatives": common_precisions(gpus) if lacking else (),
-        "inexpressible": inexpressible(model, workload),
+        **(_of_torchtitan(model, workload, target, version) if target.rules == "torchtitan" else {}),
+        "inexpressible": inexpressible_in_torchtitan(model, workload, version)
+        if target.rules == "torchtitan"
+        else inexpressible(model, workload),
         "global_batch_size": workload.global_batch_size,
         "seq_length": workload.seq_length,
         "max_position_embeddings": model.learned_positions,
@@ -128,6 +133,25 @@ def facts_of_model(
     }
 
 
+def _of_torchtitan(model: ModelSpec, workload: Workload, target: Target, version: tuple[int, ...]) -> dict[str, Any]:
+    """Facts that only torchtitan's rules read."""
+    family = held_by(model, version).family
+    return {
+        "model_family": family,
+        "pipelines": pipelines(family, version),
+        "compiled": True,
+        "attention_backend": "sdpa" if version < PYTHON_CONFIG else "flex",
+        "loss_chunks": target.loss_chunks,
+    }
+
+
+def replicas_of(plan: Plan) -> int:
+    """Groups of data-parallel ranks that each hold the whole model, sharded or not."""
+    if plan.sharding == "none":
+        return plan.stages[0].degrees.dp
+    return plan.sharding.hsdp.replicate if isinstance(plan.sharding, Hsdp) else plan.options.dist_opt_instances
+
+
 def facts_of_batch(
     batch: CandidateBatch,
     model: ModelSpec,
@@ -144,6 +168,8 @@ def facts_of_batch(
     modes, sharded = target.recompute, [held(name) for name in target.sharding]
     levels = [kept.level for kept in sharded]
     distributed = _by_index(batch.sharding, [uses_distributed_optimizer(level) for level in levels])
+    replicas = np.where(distributed, _by_index(batch.sharding, [kept.replicas for kept in sharded]), batch.dp)
+    usual = default_overlap(model, target.switches, target.context_exchanges)
     facts = Facts(
         **fixed,
         world_size=batch.world_size,
@@ -165,8 +191,13 @@ def facts_of_batch(
         delay_wgrad=(batch.ep > 1) & ({"ep_comm_overlap", "delay_wgrad"} <= set(target.switches)),
         cuda_graph="local" if "cuda_graph" in target.switches else "none",
         cuda_graph_modules=scope_of_search(model) if "cuda_graph" in target.switches else (),
-        cp_comm_type=("allgather",) if fixed["sparse_attention"] else ("p2p",),
-        shared_expert_overlap=default_overlap(model, target.switches).shared_expert,
+        cp_comm_type=(usual.context,),
+        shared_expert_overlap=usual.shared_expert,
+        dp_replicate=replicas,
+        # Replicas that do not divide break F4; the floor keeps the other rules defined.
+        dp_shard=np.maximum(batch.dp // replicas, 1),
+        expert_tensor_degree=np.where(batch.ep > 1, batch.etp, 1),
+        reduces_once=_by_index(batch.sharding, [level == "zero1" for level in levels]),
         dist_opt_instances=_by_index(batch.sharding, [kept.replicas for kept in sharded]),
         dist_opt=distributed,
         megatron_fsdp=_by_index(batch.sharding, [uses_fsdp(level) for level in levels]),
@@ -208,6 +239,10 @@ def facts_of_plan(
         dist_opt_instances=plan.sharding.hsdp.replicate
         if isinstance(plan.sharding, Hsdp)
         else options.dist_opt_instances,
+        dp_replicate=replicas_of(plan),
+        dp_shard=max(degrees.dp // replicas_of(plan), 1),
+        expert_tensor_degree=degrees.etp if degrees.ep > 1 else 1,
+        reduces_once=plan.sharding == "zero1",
         micro_batch_size=first.micro_batch_size,
         num_microbatches=plan.num_microbatches,
         microbatch_group_size=options.vp_group_size or 0,

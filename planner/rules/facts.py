@@ -199,6 +199,22 @@ class Facts:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
 
+    # torchtitan.
+    #: The model family of torchtitan that holds the model, and whether it can be cut into pipeline stages.
+    model_family: str = ""
+    pipelines: bool = True
+    dp_replicate: Number = 1
+    dp_shard: Number = 1
+    #: Stage chunks that a rank runs, and what is wrong with how a configuration asks for them.
+    stages_per_rank: Number = 1
+    stage_fault: str = ""
+    expert_tensor_degree: Number = 1
+    reduces_once: Truth = False
+    compiled: bool = False
+    attention_backend: str = "sdpa"
+    loss_chunks: int = 1
+    config_faults: tuple[str, ...] = ()
+
     # Training flags that Megatron checks together.
     data_sources: int = 1
     train_iters_and_samples: bool = False
@@ -210,6 +226,16 @@ class Facts:
     @property
     def is_moe(self) -> bool:
         return bool(self.experts)
+
+    @property
+    def fully_shards(self) -> Truth:
+        """Whether torchtitan 0.2 wraps the model in FSDP, which is what gives it mixed precision."""
+        return np.logical_or(np.asarray(self.dp_shard) > 1, np.asarray(self.cp) > 1)
+
+    @property
+    def rounds(self) -> Number:
+        """Rounds of micro-batches of PyTorch's interleaved schedule."""
+        return np.maximum(np.asarray(self.num_microbatches) // self.pp, 1)
 
     @property
     def gtp(self) -> int:

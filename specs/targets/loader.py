@@ -10,7 +10,7 @@ from ..errors import Fault, SpecError
 from ..files import parse_yaml
 from ..target import Target
 
-_FILE = re.compile(r"(?P<framework>[a-z]+)-(?P<version>[0-9.]+)\.yaml")
+_FILE = re.compile(r"(?P<framework>[a-z]+)-(?P<version>[0-9.]+|main)\.yaml")
 #: What a target must be verified by to be its framework's default, best first.
 _TRUST = ("code", "schema", "source-read")
 
@@ -57,4 +57,7 @@ def _load(name: str) -> Target:
 
 
 def _newest_first(version: str) -> tuple[int, ...]:
+    """Sort key; a development branch is newer than every release."""
+    if version == "main":
+        return (-1_000_000,)
     return tuple(-int(part) for part in version.split(".") if part)
