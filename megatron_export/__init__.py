@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from .launch import LAUNCHERS
 from .megatron import export_megatron
+from .torchtitan import export_torchtitan
 
 #: Export function by target framework: (document, launcher, hosts) -> file name to text.
-EXPORTERS: dict[str, Callable[..., dict[str, str]]] = {"megatron": export_megatron}
+EXPORTERS: dict[str, Callable[..., dict[str, str]]] = {"megatron": export_megatron, "torchtitan": export_torchtitan}
 
 __all__ = ["EXPORTERS", "LAUNCHERS"]

@@ -75,6 +75,9 @@ def _faults(family: str, model: ModelSpec, version: tuple[int, ...]) -> Iterator
     if model.tied_embeddings and (family == "deepseek_v3" or (family == "llama3" and version < PYTHON_CONFIG)):
         yield f"tied embeddings in {family}"
     kinds = [model.kinds[index] for index in model.pattern]
+    norms = {kind.attention.qk_norm for kind in kinds if isinstance(kind.attention, SoftmaxAttention)}
+    if family == "qwen3" and version >= PYTHON_CONFIG and norms != {"head"}:
+        yield "qwen3 without query-key norms"
     for kind in dict.fromkeys(kinds):
         yield from _layer(family, kind, model.hidden_size)
     if len({kind.attention for kind in kinds}) > 1:
