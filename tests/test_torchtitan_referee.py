@@ -25,7 +25,9 @@ REFEREE = Path(__file__).parent.parent / ".ci/torchtitan/referee.py"
 RANDOM = int(os.environ.get("MESHWRIGHT_TORCHTITAN_RANDOM", "200"))
 pytestmark = [
     pytest.mark.torchtitan,
-    pytest.mark.skipif(not any(PYTHONS.values()), reason="MESHWRIGHT_TORCHTITAN_PYTHON names no python with torchtitan"),
+    pytest.mark.skipif(
+        not any(PYTHONS.values()), reason="MESHWRIGHT_TORCHTITAN_PYTHON names no python with torchtitan"
+    ),
 ]
 TARGETS = [
     pytest.param(name, marks=pytest.mark.skipif(not python, reason=f"no python with {name}"))
@@ -126,10 +128,10 @@ def test_verdicts_agree_on_random_configurations(tmp_path):
 
 @pytest.mark.skipif(not PYTHONS["torchtitan@0.2"], reason="no python with torchtitan 0.2.2")
 def test_a_tiny_plan_trains_on_gloo(tmp_path):
-    doc = titan("torchtitan@0.2", DENSE, cluster="1x8xH100", tp=2, pp=2, layers=[2, 3], seq_length=64)
+    doc = titan("torchtitan@0.2", DENSE, cluster="1x4xH100", tp=2, pp=2, layers=[2, 3], seq_length=64)
     folder = write(tmp_path / "run", export_torchtitan(doc))
     torchrun = str(Path(str(PYTHONS["torchtitan@0.2"])).parent / "torchrun")
-    command = [torchrun, "--standalone", "--nproc-per-node", "8", "--local-ranks-filter", "4", str(REFEREE), "--train"]
+    command = [torchrun, "--standalone", "--nproc-per-node", "4", "--local-ranks-filter", "2", str(REFEREE), "--train"]
     command += ["--job.config_file", f"{folder}/train.toml", "--job.dump_folder", str(tmp_path / "out")]
     # What only a GPU has: compiled kernels and the fused optimizer.
     command += ["--compile.no-enable", "--optimizer.implementation", "foreach", "--training.steps", "3"]

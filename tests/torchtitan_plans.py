@@ -71,7 +71,7 @@ _SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "Interleaved1f1b", "1F2B")
 def random_configuration(number: int, seed: int) -> tuple[str, int]:
     """TOML of a preset on a number of ranks, about half of them illegal in ways that show before the first step."""
     draw = random.Random(seed * 100_003 + number)
-    family = draw.choice(["llama3", "llama3", "deepseek_v3", "qwen3"])
+    family = draw.choice(["llama3"] * 4 + ["deepseek_v3"] * 3 + ["qwen3"])
     flavor = "debugmodel_moe" if family == "qwen3" and draw.random() < 0.5 else "debugmodel"
     if family == "deepseek_v3" and draw.random() < 0.15:
         flavor = "debugmodel_flex_attn"
@@ -80,20 +80,20 @@ def random_configuration(number: int, seed: int) -> tuple[str, int]:
     def degree(*chances: int) -> int:
         return draw.choice(chances)
 
-    tp, pp, cp = degree(1, 1, 2), degree(1, 1, 2, 2, 4), degree(1, 1, 1, 2)
-    replicate, shard = degree(1, 1, 1, 2), degree(-1, -1, -1, 2, 3, 1)
+    tp, pp, cp = degree(1, 1, 2), degree(1, 1, 2, 2, 2, 4), degree(1, 1, 1, 2)
+    replicate, shard = degree(1, 1, 1, 2), draw.choice([-1] * 9 + [1, 2, 3])
     ep = degree(1, 2, 4) if family == "deepseek_v3" or flavor == "debugmodel_moe" else 1
     etp = degree(1, 1, 1, 2) if ep > 1 else 1
     dp = max(replicate * (shard if shard > 0 else world // (replicate * cp * tp * pp)), 1)
-    local = degree(1, 2, 4, 6, 8)
+    local = degree(1, 2, 4, 4, 6, 8, 8, 8)
     lines = [
         "[model]",
         f'name = "{family}"',
         f'flavor = "{flavor}"',
         "[training]",
         f"local_batch_size = {local}",
-        f"global_batch_size = {draw.choice([-1, local * dp, 2 * local * dp, local * dp + 1])}",
-        f"seq_len = {draw.choice([64, 64, 64, 60, 63])}",
+        f"global_batch_size = {draw.choice([-1, local * dp, 2 * local * dp] * 4 + [local * dp + 1])}",
+        f"seq_len = {draw.choice([64] * 12 + [60, 63])}",
         "[parallelism]",
         f"data_parallel_replicate_degree = {replicate}",
         f"data_parallel_shard_degree = {shard}",
@@ -103,9 +103,9 @@ def random_configuration(number: int, seed: int) -> tuple[str, int]:
         f"expert_parallel_degree = {ep}",
         f"expert_tensor_parallel_degree = {etp}",
         f'pipeline_parallel_schedule = "{draw.choice(_SCHEDULES[: 5 if draw.random() < 0.2 else 2])}"',
-        f"pipeline_parallel_microbatch_size = {degree(1, 1, 1, 2)}",
+        f"pipeline_parallel_microbatch_size = {draw.choice([1] * 8 + [2])}",
     ]
-    if draw.random() < 0.3:
+    if draw.random() < 0.2:
         lines.append(f"pipeline_parallel_layers_per_stage = {degree(1, 2, 3, 4)}")
     if draw.random() < 0.2:
         lines.append(f"pipeline_parallel_first_stage_less_layers = {degree(0, 2, 4)}")

@@ -20,6 +20,11 @@ import sys
 import traceback
 from typing import Any
 
+#: torchtitan's manager takes the arguments as they are when it is imported.
+TRAINS = sys.argv[1:2] == ["--train"]
+if TRAINS:
+    del sys.argv[1]
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import shims
 
@@ -135,22 +140,19 @@ def watch() -> None:
     train_spec.get_train_spec = quiet
 
 
-def train(arguments: list[str]) -> None:
+def train() -> None:
     """One rank of a real run."""
-    sys.argv = ["train.py", *arguments]
-    if PYTHON_CONFIG:
-        from torchtitan.train import main
+    from torchtitan.train import main
 
+    if PYTHON_CONFIG:
         main()
     else:
-        from torchtitan.train import main
-
         main(Trainer)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        train(sys.argv[2:])
+    if TRAINS:
+        train()
     else:
         watch()
         for line in sys.stdin:

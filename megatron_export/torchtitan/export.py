@@ -20,7 +20,9 @@ from . import python_files, toml_files
 from .settings import settings_of
 from .shapes import preset_of, shape_of
 
-_MOCK = Setting("MOCK_DATA", "1: random tokens, no tokenizer; 0: the data and tokenizer that the configuration names", "1")
+_MOCK = Setting(
+    "MOCK_DATA", "1: random tokens, no tokenizer; 0: the data and tokenizer that the configuration names", "1"
+)
 #: What each node runs, by whether the version reads TOML or Python.
 PROGRAMS = {
     False: Program(
@@ -98,7 +100,9 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
     degrees = plan.stages[0].degrees
     where = "`plan_config.py`" if python else "`train.toml`"
     rows = (
-        ["| `plan_config.py` | the trainer's configuration; data, tokenizer, learning rate and steps are placeholders |"]
+        [
+            "| `plan_config.py` | the trainer's configuration; data, tokenizer, learning rate and steps are placeholders |"
+        ]
         if python
         else [
             "| `train.toml` | the job's configuration; data, tokenizer, learning rate and steps are placeholders |",

@@ -61,7 +61,9 @@ def model_of_configuration(config: Configuration) -> ModelSpec:
     shape = config.shape
     name, flavor = config.get("model", "name"), config.get("model", "flavor")
     if shape is None:
-        raise SpecError(Fault("/model", f"{name} {flavor} is no preset of torchtitan that is known here; give the model"))
+        raise SpecError(
+            Fault("/model", f"{name} {flavor} is no preset of torchtitan that is known here; give the model")
+        )
     return model_of(shape, f"{name}-{flavor}")
 
 
@@ -78,7 +80,7 @@ def facts_of_configuration(config: Configuration, world_size: int, model: ModelS
     etp = (given_etp if config.version < PYTHON_CONFIG else 1) if safe["ep"] > 1 else safe["tp"]
     ranks = safe["dp_shard"] * safe["cp"] * safe["tp"]
     dp = safe["dp_replicate"] * safe["dp_shard"]
-    size, count, batch = _batch(config, dp, safe["pp"])
+    size, once, count, batch = _batch(config, dp, safe["pp"])
     layers = shape.n_layers if shape else 0
     modules, per_rank, fault = split_of(config, layers, safe["pp"]) if shape else ([], 1, "")
     local = max(training["local_batch_size"], 1)
@@ -92,7 +94,8 @@ def facts_of_configuration(config: Configuration, world_size: int, model: ModelS
         version=config.version,
         kv_head_replication=False,
         world_size=world_size,
-        **degrees,
+        **safe,
+        not_positive=tuple(_DEGREES[name] for name, value in degrees.items() if value < 1),
         etp=etp,
         dp=dp,
         edp=max(ranks * safe["dp_replicate"] // (safe["ep"] * etp), 1),
@@ -104,7 +107,8 @@ def facts_of_configuration(config: Configuration, world_size: int, model: ModelS
         micro_batch_size=size,
         num_microbatches=count,
         global_batch_size=batch,
-        microbatch_group_size=count // max(count // safe["pp"], 1),
+        microbatches_of_pass=once,
+        microbatch_group_size=once // max(once // safe["pp"], 1),
         seq_length=training["seq_len"],
         precision="fp32" if training["mixed_precision_param"] == "float32" else "bf16",
         model_family=config.get("model", "name"),
@@ -124,17 +128,18 @@ def facts_of_configuration(config: Configuration, world_size: int, model: ModelS
     )
 
 
-def _batch(config: Configuration, dp: int, pp: int) -> tuple[int, int, int]:
-    """(micro-batch size, micro-batches of a step, global batch); rule B1 breaks where they do not multiply out."""
+def _batch(config: Configuration, dp: int, pp: int) -> tuple[int, int, int, int]:
+    """(micro-batch size, micro-batches of a pass, of a step, global batch); rule B1 breaks where they do not multiply out."""
     training, parallel = config.sections["training"], config.sections["parallelism"]
     local, batch = max(training["local_batch_size"], 1), training["global_batch_size"]
     if batch < 0:
         batch = local * dp
     size = parallel["pipeline_parallel_microbatch_size"] if pp > 1 else local
     if local % size:
-        return size, 1, size * dp  # a fault of the stages says so
+        return size, 1, 1, size * dp  # a fault of the stages says so
     steps = batch // (local * dp)
-    return size, (local // size) * steps, batch
+    once = local // size
+    return size, once, once * steps, batch
 
 
 def _layout(modules: list[list[str]]) -> Layout | None:
@@ -192,6 +197,11 @@ def _plan(config: Configuration, cluster: ClusterSpec, model: ModelSpec | None) 
     if facts.schedule == "other" and facts.pp > 1:
         schedule = config.get("parallelism", "pipeline_parallel_schedule")
         raise SpecError(Fault("/parallelism/pipeline_parallel_schedule", f"{schedule} is not priced; 1F1B is"))
+    if facts.pp > 1 and facts.microbatches_of_pass != facts.num_microbatches:
+        message = (
+            "gradients added up over several runs of the schedule are not priced; local_batch_size can hold them all"
+        )
+        raise SpecError(Fault("/training/global_batch_size", message))
     layout = facts.layout
     assert layout is not None  # rule P2 or P7 is broken without one
     sharding = _sharding(config, facts)
@@ -271,5 +281,7 @@ def _recompute(config: Configuration, model: ModelSpec) -> RecomputeMode:
         layers = max(round(model.num_layers / int(every) / max(chunks, 1)), 1)
         return RecomputeMode(granularity="full", method="block", num_layers=layers)
     if mode == "memory_budget":
-        raise SpecError(Fault("/activation_checkpoint/mode", "memory_budget is not priced; none, selective and full are"))
+        raise SpecError(
+            Fault("/activation_checkpoint/mode", "memory_budget is not priced; none, selective and full are")
+        )
     return RecomputeMode()

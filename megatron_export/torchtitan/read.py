@@ -65,7 +65,10 @@ _MORE = {
     "model": ("hf_assets_path", "tokenizer_path", "print_after_conversion"),
 }  # fmt: skip
 #: PyTorch's schedules that run one stage a rank, and those that run several (SC:3627, without their case).
-SINGLE, MULTI = ("1f1b", "gpipe"), ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
+SINGLE, MULTI = (
+    ("1f1b", "gpipe"),
+    ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"),
+)
 V_SHAPED = ("zbvzerobubble", "dualpipev")
 
 

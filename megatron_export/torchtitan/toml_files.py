@@ -79,7 +79,9 @@ def toml_of(settings: Settings, shape: Shape, flavor: str, title: str) -> str:
         **settings,
     }
     sections["training"] = {"dataset": "c4_test", **sections["training"]}
-    lines = [f"# torchtitan 0.2: {plain(title)}. The plan decides training, parallelism, activation_checkpoint, compile."]
+    lines = [
+        f"# torchtitan 0.2: {plain(title)}. The plan decides training, parallelism, activation_checkpoint, compile."
+    ]
     for section, values in sections.items():
         lines += ["", f"[{section}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
@@ -115,7 +117,12 @@ def module_of(shape: Shape, preset: str | None) -> tuple[str, str]:
         text = f'{args}["{FLAVOR}"] = {kind}(\n{body})\n'
         what = "the sizes of the model"
     module = _MODULE.format(
-        what=what, family=shape.family, names=names, imports="".join(sorted(imports.splitlines(True))), flavor=text, args=args
+        what=what,
+        family=shape.family,
+        names=names,
+        imports="".join(sorted(imports.splitlines(True))),
+        flavor=text,
+        args=args,
     )
     return flavor, module
 

@@ -210,6 +210,8 @@ class Facts:
     stage_fault: str = ""
     expert_tensor_degree: Number = 1
     reduces_once: Truth = False
+    #: Micro-batches of one run of the schedule, where gradients are added up over several; 0 = all of a step.
+    microbatches_of_pass: Number = 0
     compiled: bool = False
     attention_backend: str = "sdpa"
     loss_chunks: int = 1
@@ -233,9 +235,14 @@ class Facts:
         return np.logical_or(np.asarray(self.dp_shard) > 1, np.asarray(self.cp) > 1)
 
     @property
+    def in_flight(self) -> Number:
+        """Micro-batches that one run of the schedule sees."""
+        return np.where(np.asarray(self.microbatches_of_pass) > 0, self.microbatches_of_pass, self.num_microbatches)
+
+    @property
     def rounds(self) -> Number:
         """Rounds of micro-batches of PyTorch's interleaved schedule."""
-        return np.maximum(np.asarray(self.num_microbatches) // self.pp, 1)
+        return np.maximum(self.in_flight // self.pp, 1)
 
     @property
     def gtp(self) -> int:

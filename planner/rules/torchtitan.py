@@ -16,7 +16,6 @@ from .logic import (
     divides,
     divisors,
     either,
-    every,
     implies,
     multiples_around,
     nearest,
@@ -82,9 +81,8 @@ TORCHTITAN: tuple[Rule, ...] = (
     ),
     Rule(
         "torchtitan.W2",
-        lambda f: every(np.asarray(d) >= 1 for d in (f.dp_replicate, f.dp_shard, f.cp, f.tp, f.pp, f.ep)),
-        "degrees must be at least 1 (dp_shard may be -1): dp_replicate {f.dp_replicate}, dp_shard {f.dp_shard}, "
-        "cp {f.cp}, tp {f.tp}, pp {f.pp}, ep {f.ep}",
+        lambda f: not f.not_positive,
+        "must be at least 1 (dp_shard may be -1, the rest): {f.not_positive}",
         "PD:46-52",
         "groups",
     ),
@@ -248,24 +246,24 @@ TORCHTITAN: tuple[Rule, ...] = (
     ),
     Rule(
         "torchtitan.P3",
-        lambda f: implies(both(f.schedule == "1f1b", f.pp > 1, f.vpp == 1), f.num_microbatches >= f.pp),
-        "1F1B needs at least as many micro-batches as stages: {f.num_microbatches} for {f.pp}",
+        lambda f: implies(both(f.schedule == "1f1b", f.pp > 1, f.vpp == 1), f.in_flight >= f.pp),
+        "1F1B needs at least as many micro-batches as stages: {f.in_flight} for {f.pp}",
         "SC:1019",
         "build",
         lambda f: (f"num_microbatches={int(f.pp)}",),
     ),
     Rule(
         "torchtitan.P4",
-        lambda f: implies(_interleaves(f), f.num_microbatches % f.rounds == 0),
-        "interleaved stages need micro-batches in whole rounds of at least PP {f.pp}, got {f.num_microbatches}",
+        lambda f: implies(_interleaves(f), f.in_flight % f.rounds == 0),
+        "interleaved stages need micro-batches in whole rounds of at least PP {f.pp}, got {f.in_flight}",
         "SC:2936",
         "build",
         _micro_batches,
     ),
     Rule(
         "torchtitan.P5",
-        lambda f: implies(_interleaves(f), f.group == f.num_microbatches // f.rounds),
-        "interleaved stages run {f.num_microbatches} micro-batches in groups of {f.group}, but the schedule takes "
+        lambda f: implies(_interleaves(f), f.group == f.in_flight // f.rounds),
+        "interleaved stages run {f.in_flight} micro-batches in groups of {f.group}, but the schedule takes "
         "them in equal rounds of at least PP {f.pp}",
         "SC:2931",
         "step",
