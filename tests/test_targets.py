@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from meshwright.specs.errors import SpecError
+from meshwright.specs.target import RecomputeModule
 from meshwright.specs.targets import list_targets, load_target
 
 #: --recompute-modules of Megatron-LM (transformer_config.py:1940) that our cost model knows.
@@ -25,7 +28,9 @@ def test_each_file_is_a_consistent_target(name: str) -> None:
             assert not mode.modules
         if mode.granularity == "selective":
             assert mode.modules
-            assert set(mode.modules) <= MEGATRON_MODULES
+            assert set(mode.modules) <= (
+                MEGATRON_MODULES if target.framework == "megatron" else set(get_args(RecomputeModule))
+            )
             assert mode.method is None
             assert mode.num_layers is None
     assert target.sources
@@ -43,13 +48,20 @@ def test_megatron_019() -> None:
     assert target.recompute_block_layers
 
 
-def test_only_one_version_is_verified_by_code_and_it_is_the_default() -> None:
-    assert [name for name in list_targets() if load_target(name).verified == "code"] == ["megatron@0.19"]
+def test_the_newest_version_verified_by_code_is_the_default() -> None:
+    assert [name for name in list_targets() if load_target(name).verified == "code"] == [
+        "megatron@0.19",
+        "torchtitan@0.2",
+        "torchtitan@0.3",
+    ]
     assert load_target("megatron") == load_target(" Megatron@0.19 ") == load_target("megatron@0.19")
+    assert load_target("torchtitan") == load_target("torchtitan@0.3")
 
 
 @pytest.mark.parametrize("name", ["megatron@0.9", "megatron@", "deepspeed", "", "../workload", "megatron-0.19"])
 def test_unknown_targets_list_the_known_ones(name: str) -> None:
     with pytest.raises(SpecError, match="unknown target") as caught:
         load_target(name)
-    assert caught.value.faults[0].alternatives == tuple(list_targets())
+    assert caught.value.faults[0].alternatives == tuple(
+        known for known in list_targets() if "@" not in name or known.startswith("megatron@")
+    )

@@ -77,7 +77,8 @@ def test_rules_have_one_id_each_and_a_source():
     ("model", "family"),
     [
         ("llama-3.1-8b", "llama3"), ("llama-2-70b", "llama3"), ("mistral-nemo-12b", "qwen3"),
-        ("qwen3-30b-a3b", "qwen3"), ("mixtral-8x7b", "qwen3"), ("deepseek-v3", "deepseek_v3"), ("kimi-k2", "deepseek_v3"),
+        ("qwen3-30b-a3b", "qwen3"), ("mixtral-8x7b", "qwen3"), ("deepseek-v3", "deepseek_v3"),
+        ("kimi-k2", "deepseek_v3"),
     ],
 )  # fmt: skip
 def test_families_hold_the_models_of_their_kind(model, family):

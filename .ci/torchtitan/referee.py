@@ -20,15 +20,8 @@ import sys
 import traceback
 from typing import Any
 
-#: torchtitan's manager takes the arguments as they are when it is imported.
-TRAINS = sys.argv[1:2] == ["--train"]
-if TRAINS:
-    del sys.argv[1]
-
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import shims
-
-shims.install()
+import shims  # patches torch, so that it comes before torchtitan
 import torch
 import torch.distributed
 import torchtitan
@@ -40,12 +33,12 @@ else:
     from torchtitan.train import Trainer
 
 
-class Built(Exception):
+class BuiltError(Exception):
     """Raised where the optimizer would be built: the model stands."""
 
 
 def stop(*args: Any, **kwargs: Any) -> Any:
-    raise Built
+    raise BuiltError
 
 
 def judge(request: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +56,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
             torch.distributed.init_process_group("fake", rank=rank, world_size=request["world_size"])
             try:
                 Trainer.__init__(trainer, configuration(folder))
-            except Built:
+            except BuiltError:
                 verdict |= {"ok": True, **built(trainer)}
     except SystemExit:
         verdict["error"] = output.getvalue()[-500:]
@@ -151,7 +144,7 @@ def train() -> None:
 
 
 if __name__ == "__main__":
-    if TRAINS:
+    if shims.TRAINS:
         train()
     else:
         watch()

@@ -1,4 +1,7 @@
-"""Let torchtitan run on a machine without a GPU: its device is the CPU, and what only a GPU has answers politely."""
+"""Let torchtitan run on a machine without a GPU: its device is the CPU, and what only a GPU has answers politely.
+
+Importing it installs it.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,14 @@ def _stand_in(name: str) -> None:
     sys.modules[name] = module
 
 
+#: Whether a run is asked for; torchtitan's manager takes the arguments as they are when it is imported.
+TRAINS = sys.argv[1:2] == ["--train"]
+
+
 def install() -> None:
-    """Patch torch and, where triton is missing, put a stand-in for it; call it before torchtitan is imported."""
+    """Patch torch and, where triton is missing, put a stand-in for it."""
+    if TRAINS:
+        del sys.argv[1]
     os.environ.setdefault("LOCAL_RANK", "0")
     import torch
     import torch._utils
@@ -90,3 +99,6 @@ def install() -> None:
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, answer)
     torch.cpu.set_device = lambda *a, **k: None
+
+
+install()

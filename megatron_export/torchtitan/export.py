@@ -75,7 +75,8 @@ def export_torchtitan(
 def configuration_files(document: PlanDocument) -> dict[str, str]:
     """What torchtitan itself reads: ``train.toml`` and ``plan_model.py``, or ``plan_config.py``."""
     inputs, plan = document.inputs, document.plan
-    assert plan is not None
+    if plan is None:
+        raise SpecError(Fault("/plan", "the document has no plan to export"))
     version = version_of(inputs.target)
     shape = shape_of(inputs.model, version)
     preset = preset_of(shape, version)
@@ -100,9 +101,7 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
     degrees = plan.stages[0].degrees
     where = "`plan_config.py`" if python else "`train.toml`"
     rows = (
-        [
-            "| `plan_config.py` | the trainer's configuration; data, tokenizer, learning rate and steps are placeholders |"
-        ]
+        ["| `plan_config.py` | the trainer's configuration; data, tokenizer, rate and steps are placeholders |"]
         if python
         else [
             "| `train.toml` | the job's configuration; data, tokenizer, learning rate and steps are placeholders |",
@@ -112,9 +111,9 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
     lines = [
         f"# {plain(inputs.model.name)} on {plain(inputs.cluster.name)}",
         "",
-        f"TP {degrees.tp}, PP {plan.pp} (virtual stages {plan.vpp}), CP {degrees.cp}, DP {degrees.dp}, EP {degrees.ep}; "
-        f"micro-batch {plan.stages[0].micro_batch_size}, {plan.num_microbatches} micro-batches a step; "
-        f"{plan.num_ranks} ranks on {len(nodes)} node(s). For {RELEASES[inputs.target.version]}.",
+        f"TP {degrees.tp}, PP {plan.pp} (virtual stages {plan.vpp}), CP {degrees.cp}, DP {degrees.dp}, "
+        f"EP {degrees.ep}; micro-batch {plan.stages[0].micro_batch_size}, {plan.num_microbatches} micro-batches a "
+        f"step; {plan.num_ranks} ranks on {len(nodes)} node(s). For {RELEASES[inputs.target.version]}.",
         "",
         "```",
         start,
@@ -130,8 +129,8 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
         "It starts as it is, on random tokens without a tokenizer. For a real run set `MOCK_DATA=0`, and in",
         f"{where} name the data set and the folder with the tokenizer (`hf_assets_path`). The wheel has neither.",
         "",
-        "The plan does not hold rotary base and scaling, initialisation, and how expert loads are balanced; they change",
-        "no cost. A preset of torchtitan brings its own.",
+        "The plan does not hold rotary base and scaling, initialisation, and how expert loads are balanced; they",
+        "change no cost. A preset of torchtitan brings its own.",
     ]
     if not all(node.known for node in nodes):
         lines += [

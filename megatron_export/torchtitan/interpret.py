@@ -129,7 +129,7 @@ def facts_of_configuration(config: Configuration, world_size: int, model: ModelS
 
 
 def _batch(config: Configuration, dp: int, pp: int) -> tuple[int, int, int, int]:
-    """(micro-batch size, micro-batches of a pass, of a step, global batch); rule B1 breaks where they do not multiply out."""
+    """(micro-batch size, micro-batches of a pass, of a step, global batch), judged by rule B1."""
     training, parallel = config.sections["training"], config.sections["parallelism"]
     local, batch = max(training["local_batch_size"], 1), training["global_batch_size"]
     if batch < 0:
@@ -203,7 +203,8 @@ def _plan(config: Configuration, cluster: ClusterSpec, model: ModelSpec | None) 
         )
         raise SpecError(Fault("/training/global_batch_size", message))
     layout = facts.layout
-    assert layout is not None  # rule P2 or P7 is broken without one
+    if layout is None:
+        raise SpecError(Fault("/model", "the sizes of the model are not known"))
     sharding = _sharding(config, facts)
     recompute = _recompute(config, spec)
     degrees = Degrees(tp=facts.tp, cp=facts.cp, dp=facts.dp, ep=facts.ep, etp=facts.etp, edp=facts.edp)

@@ -55,10 +55,10 @@ SECTIONS = (
 )  # fmt: skip
 #: Every key of the sections that are read (job_config.py), and those of 0.3 beside them.
 _MORE = {
-    "training": ("dataset", "dataset_path", "max_norm", "steps", "enable_cpu_offload", "mixed_precision_reduce", "gc_freq",
-                 "gc_debug", "dataloader"),
-    "parallelism": ("disable_loss_parallel", "pipeline_parallel_expert_parallel_overlap", "context_parallel_load_balancer",
-                    "context_parallel_rotate_method"),
+    "training": ("dataset", "dataset_path", "max_norm", "steps", "enable_cpu_offload", "mixed_precision_reduce",
+                 "gc_freq", "gc_debug", "dataloader"),
+    "parallelism": ("disable_loss_parallel", "pipeline_parallel_expert_parallel_overlap",
+                    "context_parallel_load_balancer", "context_parallel_rotate_method"),
     "activation_checkpoint": ("per_op_sac_force_recompute_mm_shapes_by_fqns", "early_stop", "memory_budget",
                               "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug"),
     "compile": ("backend",),
@@ -70,6 +70,10 @@ SINGLE, MULTI = (
     ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"),
 )
 V_SHAPED = ("zbvzerobubble", "dualpipev")
+
+
+#: Nodes of a Python file that say something, all of which know their line.
+_PLACED = (ast.Call, ast.ImportFrom, ast.keyword, ast.Assign)
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,8 @@ def read_python(text: str, version: tuple[int, ...] = (0, 3)) -> Configuration:
     unread: list[str] = []
     seen: set[str] = set()
     policies = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
-    for node in sorted((n for n in ast.walk(tree) if hasattr(n, "lineno")), key=lambda n: (n.lineno, n.col_offset)):
+    placed = [(node.lineno, node.col_offset, node) for node in ast.walk(tree) if isinstance(node, _PLACED)]
+    for *_, node in sorted(placed, key=lambda item: item[:2]):
         if isinstance(node, ast.Call) and (section := names.get(_last(node.func))):
             if section in seen:
                 raise SpecError(Fault("", f"holds more than one {_last(node.func)}; give one configuration a file"))
@@ -227,7 +232,7 @@ def _fits(key: str, value: Any, default: Any) -> bool:
 
 
 def split_of(config: Configuration, num_layers: int, pp: int) -> tuple[list[list[str]], int, str]:
-    """Module names of each stage chunk, chunks a rank, and what is wrong (PP:62-140, PP:215-300); one chunk without PP."""
+    """Module names of each stage chunk, chunks a rank, and what is wrong (PP:62-140, PP:215-300)."""
     parallel = config.sections["parallelism"]
     head = "output" if config.version < PYTHON_CONFIG else "lm_head"
     if pp == 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.rules.torchtitan_models import PYTHON_CONFIG, held_by
 from meshwright.specs.attention import Attention, MLAAttention, SoftmaxAttention
+from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.feed_forward import DenseFFN, FeedForward, MoEFFN
 from meshwright.specs.model import LayerKind, ModelSpec
 
@@ -128,7 +129,8 @@ def _attention(mixer: Attention | None) -> dict[str, object]:
             "qk_rope_head_dim": mixer.qk_rope_head_dim,
             "v_head_dim": mixer.v_head_dim,
         }
-    assert isinstance(mixer, SoftmaxAttention)  # the rules let no other through
+    if not isinstance(mixer, SoftmaxAttention):  # the rules let no other through
+        raise SpecError(Fault("/inputs/model", "no family of torchtitan has this attention"))
     return {
         "n_heads": mixer.num_heads,
         "n_kv_heads": mixer.num_kv_heads,

@@ -290,7 +290,7 @@ TORCHTITAN: tuple[Rule, ...] = (
     Rule(
         "torchtitan.L1",
         lambda f: divides(f.loss_chunks * f.cp, f.seq_length),
-        "the loss is taken in {f.loss_chunks} pieces, which do not divide the sequence of {f.seq_length} over CP {f.cp}",
+        "the loss is taken in {f.loss_chunks} pieces, which do not divide {f.seq_length} tokens over CP {f.cp}",
         "0.3 components/loss.py:671",
         "step",
         lambda f: options("seq_length", multiples_around(int(f.loss_chunks * f.cp), f.seq_length)),
