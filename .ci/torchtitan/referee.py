@@ -109,6 +109,12 @@ def built(trainer: Any) -> dict[str, Any]:
     }
 
 
+def tie(self: Any, *args: Any, **kwargs: Any) -> None:
+    """What is left of ``init_weights`` on the meta device."""
+    if getattr(self.model_args, "enable_weight_tying", False):
+        self.output.weight = self.tok_embeddings.weight
+
+
 def watch() -> None:
     """Keep models on the meta device and stop before the optimizer."""
     torch.nn.Module.to_empty = lambda self, *, device, recurse=True: self  # type: ignore[method-assign]
@@ -127,7 +133,7 @@ def watch() -> None:
         from dataclasses import replace
 
         spec = original(name)
-        spec.model_cls.init_weights = lambda self, *args, **kwargs: None
+        spec.model_cls.init_weights = tie
         return replace(spec, build_optimizers_fn=stop)
 
     train_spec.get_train_spec = quiet
