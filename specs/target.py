@@ -138,3 +138,8 @@ class Target(Document):
     dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     environment: dict[str, str] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def shards_fully_on_one_stage_only(self) -> bool:
+        """Whether sharding means full sharding on one stage and ``zero1`` on several, as in torchtitan."""
+        return "fsdp" in self.sharding and "fsdp" not in self.sharding_with_stages and "fsdp" in self.sharding_replicas

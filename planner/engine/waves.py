@@ -88,7 +88,10 @@ class Sharding(Wave):
     context: Context | None = None
 
     def able(self, batch: CandidateBatch) -> BoolArray:
-        zero1 = batch.sharding == self.request.target.sharding.index("zero1")
+        target = self.request.target
+        zero1 = batch.sharding == target.sharding.index("zero1")
+        if target.shards_fully_on_one_stage_only:  # there is no zero1 on one stage to start from
+            zero1 |= (batch.sharding == target.sharding.index("fsdp")) & (batch.pp == 1)
         return np.asarray(zero1 & self.context.able(batch) if self.context else zero1)
 
     def rows(self, priced: PricedBatch) -> BoolArray:
@@ -111,7 +114,7 @@ class Sharding(Wave):
         parts = []
         for name in self.names:
             level, _, replicas = name.partition(":")
-            with_stages = level in self.request.target.sharding_with_stages or level == "hsdp"
+            with_stages = ("fsdp" if level == "hsdp" else level) in self.request.target.sharding_with_stages
             able = (batch.pp == 1) | with_stages
             if replicas:
                 shards = (ranks % int(replicas) == 0) & np.isin(ranks // int(replicas), inside)

@@ -193,11 +193,13 @@ def _waves(search: Search, costs: CostModel, base: list[PricedBatch]) -> Iterato
     every = dict.fromkeys((*request.target.sharding, *names, *instances))
     wide = request.model_copy(update={"target": request.target.model_copy(update={"sharding": tuple(every)})})
     if names:
-        yield Sharding(wide, partial(costs_like, costs, wide), search.chosen, names=names)
+        # What starts from full sharding is rid of its gathers between nodes, beside compute or not.
+        shorter = ("dp_comm", "host") if request.target.shards_fully_on_one_stage_only else ()
+        yield Sharding(wide, partial(costs_like, costs, wide), search.chosen, shorter, names=names)
     if instances:
         yield Instances(wide, partial(costs_like, costs, wide), search.chosen, names=instances)
     open_ = not {"cp_comm_type", "cp"} & set(request.forbid) and "cp_comm_type" not in request.fix
-    if open_ and request.target.context_exchanges:
+    if open_ and set(request.target.context_exchanges) - {"allgather"}:
         search.wider += (CONTEXT_SPACE,)
         yield from _exchanges(search, wide, base, (*names, *instances), everything)
 
