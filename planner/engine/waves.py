@@ -90,7 +90,8 @@ class Sharding(Wave):
     def able(self, batch: CandidateBatch) -> BoolArray:
         target = self.request.target
         zero1 = batch.sharding == target.sharding.index("zero1")
-        if target.shards_fully_on_one_stage_only:  # there is no zero1 on one stage to start from
+        hybrid = any(name.startswith("hsdp") for name in self.names)
+        if hybrid and target.shards_fully_on_one_stage_only:  # there is no zero1 on one stage to start from
             zero1 |= (batch.sharding == target.sharding.index("fsdp")) & (batch.pp == 1)
         return np.asarray(zero1 & self.context.able(batch) if self.context else zero1)
 
