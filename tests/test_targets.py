@@ -43,8 +43,13 @@ def test_megatron_019() -> None:
     assert target.recompute_block_layers
 
 
-def test_only_one_version_is_verified_by_code_and_it_is_the_default() -> None:
-    assert [name for name in list_targets() if load_target(name).verified == "code"] == ["megatron@0.19"]
+def test_the_newest_version_verified_by_code_is_the_default() -> None:
+    verified = [name for name in list_targets() if load_target(name).verified == "code"]
+    assert [name for name in verified if name.startswith("megatron@")] == [
+        "megatron@0.17",
+        "megatron@0.18",
+        "megatron@0.19",
+    ]
     assert load_target("megatron") == load_target(" Megatron@0.19 ") == load_target("megatron@0.19")
 
 
