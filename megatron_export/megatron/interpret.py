@@ -10,6 +10,7 @@ from meshwright.specs.errors import SpecError
 
 from .arguments import MegatronArguments, read_arguments
 from .derived import ffn_hidden_size, moe_layers, num_layers, parse_layout, precision, virtual_stages
+from .flags import NEWEST, version_number
 
 #: What the launch scripts of the target export unless told otherwise (Hopper and before need it for TP and CP).
 DEFAULT_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -36,10 +37,11 @@ def check_arguments(
     env: Mapping[str, str] | None = None,
     te_version: str | None = DEFAULT_TE_VERSION,
     sm: float | None = 9.0,
+    version: str = NEWEST,
 ) -> list[Violation]:
-    """Every rule that the arguments break; what the parser itself refuses is rule ``megatron.A0``."""
+    """Every rule of a version that the arguments break; what its parser itself refuses is rule ``megatron.A0``."""
     try:
-        facts = facts_from_arguments(read_arguments(source), world_size, env, te_version, sm)
+        facts = facts_from_arguments(read_arguments(source, version), world_size, env, te_version, sm)
     except SpecError as error:
         return [
             Violation("megatron.A0", f"{fault.pointer.lstrip('/')} {fault.message}".strip(), fault.alternatives)
@@ -75,8 +77,9 @@ def facts_from_arguments(
     layers = num_layers(args)
     environment = {**DEFAULT_ENVIRONMENT, **args.environment, **(env or {})}
     return Facts(
+        version=version_number(args.version),
         compute_capabilities=() if sm is None else (sm,),
-        te_version=None if te_version is None else _version(te_version),
+        te_version=None if te_version is None else version_number(te_version),
         environment={name: value for name, value in environment.items() if value},
         precision=precision(args),
         world_size=max(world_size, 1),
@@ -141,10 +144,6 @@ def _missing(args: MegatronArguments) -> tuple[str, ...]:
     return tuple(f"--{name.replace('_', '-')}" for name in names)
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
 def _model(args: MegatronArguments, layers: int) -> dict[str, Any]:
     heads = args["num_attention_heads"] or 1
     moe = moe_layers(args)
@@ -152,8 +151,8 @@ def _model(args: MegatronArguments, layers: int) -> dict[str, Any]:
     frequency = args["moe_layer_freq"]
     mixed = 0 in frequency if isinstance(frequency, list) else frequency > 1
     expert_width = args["moe_ffn_hidden_size"] or (ffn_hidden_size(args) if experts else None)
-    if not experts and mixed:
-        expert_width = None  # Megatron only warns: dense layers of a mixed model
+    if not experts and mixed and version_number(args.version) >= (0, 18):
+        expert_width = None  # since then Megatron only warns: dense layers of a mixed model
     hybrid = args["hybrid_layer_pattern"] or ""
     delta = args["experimental_attention_variant"] == "gated_delta_net" or "G" in hybrid
     linear = (args["linear_num_key_heads"], args["linear_num_value_heads"])
@@ -314,7 +313,8 @@ def _activations(args: MegatronArguments) -> dict[str, Any]:
         "fine_grained_offload": args["fine_grained_activation_offloading"],
         "offload_modules": tuple(args["offload_modules"]),
         "cuda_graph": _cuda_graph(args),
-        "cuda_graph_modules": tuple(args["cuda_graph_modules"]),
+        "cuda_graph_modules": tuple(name for name in _graph_scope(args) if name != "full_iteration"),
+        "graph_padding": args["moe_pad_experts_for_cuda_graph_inference"],
         "attention_dropout": args["attention_dropout"],
         "hidden_dropout": args["hidden_dropout"],
         "nan_check": args["check_for_nan_in_loss_and_grad"] and not args["fp16"],
@@ -324,7 +324,15 @@ def _activations(args: MegatronArguments) -> dict[str, Any]:
 def _cuda_graph(args: MegatronArguments) -> str:
     if args["enable_cuda_graph"]:
         return "local"
-    return "transformer_engine" if args["external_cuda_graph"] else str(args["cuda_graph_impl"])
+    implementation = "transformer_engine" if args["external_cuda_graph"] else str(args["cuda_graph_impl"])
+    return "full_iteration" if "full_iteration" in _graph_scope(args) else implementation
+
+
+def _graph_scope(args: MegatronArguments) -> list[str]:
+    """What CUDA graphs capture; until 0.17 the whole iteration was one of the scopes."""
+    if version_number(args.version) >= (0, 18):
+        return list(args["cuda_graph_scope_deprecated"] or args["cuda_graph_modules"])
+    return [name for name in args["cuda_graph_scope"] if name != "full"]
 
 
 def _training(args: MegatronArguments) -> dict[str, Any]:
