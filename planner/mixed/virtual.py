@@ -117,6 +117,14 @@ class Interleaving:
         share = 1 - self.priced.backward_s[row][:, kinds] / self.priced.busy_s[row][:, kinds]
         return float(share.min()), float(share.max())
 
+    def _sends_s(self, pool: IntArray) -> FloatArray:
+        """[C] seconds of the sends of the first micro-batch's forward through all chunks, and once up the pipeline, for
+        the pools [C, P] of stages; back to the first stage a send takes as long as the slowest of the others."""
+        inside, across = self.priced.sends_s(self.priced.row[self.skeleton])
+        hops = np.where(pool[:, :-1] == pool[:, 1:], inside[pool[:, 1:]], across[pool[:, :-1], pool[:, 1:]])
+        out: FloatArray = (self.virtual + 1) * hops.sum(axis=1) + (self.virtual - 1) * hops.max(axis=1)
+        return out
+
     def _loads_s(
         self, every: IntArray, order: IntArray, stages: int, least_s: FloatArray, most_s: FloatArray
     ) -> tuple[FloatArray, BoolArray]:
@@ -129,7 +137,9 @@ class Interleaving:
         after its last backward comes that of the first chunk in front. With f and b the forward and backward of a
         stage, f' and b' of one of its chunks,
 
-            T >= M (f_i + b_i) + sum_j f_j - P f_i + (2 i + 1 - P) f'_i + sum_{j != i} b'_j.
+            T >= M (f_i + b_i) + sum_j f_j - P f_i + (2 i + 1 - P) f'_i + sum_{j != i} b'_j + s,
+
+        with s the sends on that chain: V times down the pipeline, V - 1 times back to its first stage, once up again.
         """
         place = np.arange(stages)
         ends = np.cumsum(np.take_along_axis(every, order, 1), axis=1)
@@ -137,6 +147,7 @@ class Interleaving:
         pool = np.take_along_axis(order, rank, 1)
         room = self.room(stages)  # [G, P, leads]
         room[:, : self.rare] = self.layers
+        sends_s = self._sends_s(pool)
         regular = place >= self.rare
         lean = 2 * place + 1 - stages
         few, many = self._forward_share()
@@ -162,7 +173,7 @@ class Interleaving:
             chain = (
                 m * (few * forward + back + more) + (few * forward).sum(axis=1, keepdims=True) - stages * many * forward
             )
-            chain = chain + turn + chunk.sum(axis=1, keepdims=True) - chunk
+            chain = chain + turn + chunk.sum(axis=1, keepdims=True) - chunk + sends_s[rows, None]
             # A layer less shortens a stage's own chain by M times its own time at most, any other by its time.
             over = chain - (spare * (own + again).max(axis=1) + limit_s)[:, None]
             taken = np.ceil(over / (m * (own + again)) - 1e-9).clip(0, None).sum(axis=1)
