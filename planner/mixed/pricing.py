@@ -162,14 +162,33 @@ class PricedSkeletons:
         return out
 
     def least_interleaved_s(self) -> FloatArray:
-        """[N] lower bound of an interleaved step over every layout and split: all stages busy all the time."""
+        """[N] lower bound of an interleaved step over every layout and split; inf where the schedule takes no layout.
+
+        Interleaving runs micro-batches in groups of P: P divides M, and at least 2 P layers are needed. With P stages,
+        the P fastest that pools have, all work all the time but while the first micro-batch comes down to them and the
+        last goes up again. Stage i waits for the forward and the backward of a layer at least on i stages, so with
+        these sums ``w_i`` and rates ``u_i`` the work 1 of a micro-batch needs ``T >= w_i + M x_i`` with
+        ``sum_i u_i x_i >= 1``, and so ``T >= (M + sum_i u_i w_i) / sum_i u_i``; least with the fastest stages in front.
+        """
+        decoders = np.unique(self.kind[self.counted > 0])
+        hop = self.busy_s[self.row][:, :, decoders].min(axis=(1, 2))
+        m, largest = self.batch.num_microbatches, int(min(self.max_stages, self.counted.sum() // 2))
+        stages = np.arange(2, max(largest, 2) + 1)
         work = np.zeros(len(self))
         for rates in self._rates:
             order = np.argsort(-rates, axis=1, kind="stable")
-            most = np.take_along_axis(self.most, order, 1)
-            used = np.diff(np.minimum(np.cumsum(most, axis=1), self.max_stages), axis=1, prepend=0)
-            rate = (used * np.take_along_axis(rates, order, 1)).sum(axis=1)
-            work = np.maximum(work, self.batch.num_microbatches / rate)
+            rate = np.take_along_axis(rates, order, 1)
+            ends = np.cumsum(np.take_along_axis(self.most, order, 1), axis=1)
+            speed = waits = np.zeros((len(self), len(stages)))
+            before = np.zeros((len(self), len(stages)))
+            for g in range(rates.shape[1]):
+                last = np.minimum(ends[:, g, None], stages)
+                speed = speed + (last - before) * rate[:, g, None]
+                waits = waits + (last * (last - 1) - before * (before - 1)) / 2 * rate[:, g, None]
+                before = last
+            whole = (m[:, None] % stages == 0) & (ends[:, -1, None] >= stages) & (stages <= largest)
+            least = np.where(whole, (m[:, None] + waits * hop[:, None]) / np.maximum(speed, 1e-300), np.inf)
+            work = np.maximum(work, least.min(axis=1))
         return work + self._least_after()
 
     @cached_property
@@ -311,6 +330,7 @@ class PricedSkeletons:
         cells = self.cells
         busy, backward = self.busy_s[row][:, kind], self.backward_s[row][:, kind]
         more = (self.busy_s[full] - self.busy_s[row])[:, kind] * self.counted
+        inside_s, across_s = self.sends_s(row)
         return TypeTables(
             busy_s=busy,
             backward_s=backward,
@@ -318,8 +338,8 @@ class PricedSkeletons:
             activation_bytes=cells.activation_bytes[row, kind],
             transient_bytes=cells.transient_bytes[row, kind],
             capacity_bytes=self.capacity_bytes[row],
-            inside_s=self._sends_s(row)[0],
-            across_s=self._sends_s(row)[1],
+            inside_s=inside_s,
+            across_s=across_s,
             closing_s=self._closing_s(skeleton, backward),
             micro_batches=int(self.batch.num_microbatches[skeleton]),
             counted=self.counted,
@@ -329,7 +349,7 @@ class PricedSkeletons:
             extra_transient_bytes=cells.transient_bytes[full, kind] * self.counted,
         )
 
-    def _sends_s(self, row: int) -> tuple[FloatArray, FloatArray]:
+    def sends_s(self, row: int) -> tuple[FloatArray, FloatArray]:
         """Seconds of a send to the next stage: [G] in a pool, where it is nearest, and [G, G] between pools."""
         pools = np.arange(self.pools)
         at, zero = np.full((self.pools, self.pools), row), np.zeros((self.pools, self.pools), dtype=np.int64)

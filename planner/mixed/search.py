@@ -33,6 +33,8 @@ from .virtual import Interleaving, chunk_cuts
 
 #: Layouts priced event by event at most: plain ones, interleaved ones, and further ones for the plans beside the best.
 PLAIN_TRIES, VIRTUAL_TRIES, OTHER_TRIES = 96, 96, 24
+#: Of the interleaved ones so many are tried at once while skeletons are still looked at, and so many in all by then.
+TRIES_AT_ONCE, EARLY_TRIES = 2, 48
 #: Skeletons partitioned at most when the request names no limit, and more for the plans beside the best.
 DEFAULT_WORK_LIMIT = {"skeleton": 400, "virtual": 400}
 OTHER_WORK = 12
@@ -327,11 +329,11 @@ class MixedSearch:
                             int(found.leading[row]),
                         ),
                     )
-        self._try_virtual()
+        self._try_virtual(min(self.tried + TRIES_AT_ONCE, EARLY_TRIES))
 
-    def _try_virtual(self) -> None:
-        """Price interleaved layouts in the order in which they promise to be quick."""
-        while self.tries and self.tried < VIRTUAL_TRIES and not self.late():
+    def _try_virtual(self, most: int = VIRTUAL_TRIES) -> None:
+        """Price interleaved layouts in the order in which they promise to be quick, until ``most`` have been tried."""
+        while self.tries and self.tried < most and not self.late():
             likely, _, least, work, owner, order, counts, leading = self.tries[0]
             if likely >= 1.02 * self.to_beat_s:
                 break

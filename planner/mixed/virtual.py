@@ -13,6 +13,10 @@ from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 from ..engine.live import in_flight
 from .pricing import PricedSkeletons
 
+#: Times that a stage may hold fewer layers as the others are known to take longer.
+STARTS = 4
+#: Halvings of the interval in which a bound lies.
+HALVINGS = 9
 #: Recomputed layers of a chunk told apart; beyond it a chunk counts as recomputed in full for its memory.
 MOST_LEADING = 8
 
@@ -117,19 +121,32 @@ class Interleaving:
         share = 1 - self.priced.backward_s[row][:, kinds] / self.priced.busy_s[row][:, kinds]
         return float(share.min()), float(share.max())
 
+    def _sends_s(self, pool: IntArray) -> FloatArray:
+        """[C] seconds of the sends of the first micro-batch's forward through all chunks, and once up the pipeline, for
+        the pools [C, P] of stages; back to the first stage a send takes as long as the slowest of the others."""
+        inside, across = self.priced.sends_s(self.priced.row[self.skeleton])
+        hops = np.where(pool[:, :-1] == pool[:, 1:], inside[pool[:, 1:]], across[pool[:, :-1], pool[:, 1:]])
+        out: FloatArray = (self.virtual + 1) * hops.sum(axis=1) + (self.virtual - 1) * hops.max(axis=1)
+        return out
+
     def _loads_s(
         self, every: IntArray, order: IntArray, stages: int, least_s: FloatArray, most_s: FloatArray
     ) -> tuple[FloatArray, BoolArray]:
         """Lower bounds [C, leads] of the passes, and whether they are below ``most_s`` [C].
 
-        A time T is too short where all stages together, none above T / M and its memory, hold too few layers; or
-        where they hold s more than there are, and more than s must be taken from full stages until no chain passes T.
+        A time T is too short where all stages together, none above T / M and its memory nor above what its chain
+        allows, hold too few layers. What all stages add to a chain is least with the layers on the quickest stages that
+        may hold them; that again allows fewer layers, and so on, some times.
         The chain of stage i: it runs at most ``(V - 1) P + 2 (P - 1 - i) + 1`` chunk forwards before its first
         backward, which waits for the whole forward of the first micro-batch and the last chunk's backward behind i;
         after its last backward comes that of the first chunk in front. With f and b the forward and backward of a
         stage, f' and b' of one of its chunks,
 
-            T >= M (f_i + b_i) + sum_j f_j - P f_i + (2 i + 1 - P) f'_i + sum_{j != i} b'_j.
+            T >= M (f_i + b_i) + sum_j f_j - P f_i + (2 i + 1 - P) f'_i + sum_{j != i} b'_j + s,
+
+        and the head's forward and backward for i < P - 1, the embedding's for i > 0; in its own stage the embedding's
+        forward counts at least ``M - min(2 P - 2, M - 1)`` times. s are the sends on that chain: V times down the
+        pipeline, V - 1 times back to its first stage, once up again.
         """
         place = np.arange(stages)
         ends = np.cumsum(np.take_along_axis(every, order, 1), axis=1)
@@ -137,6 +154,7 @@ class Interleaving:
         pool = np.take_along_axis(order, rank, 1)
         room = self.room(stages)  # [G, P, leads]
         room[:, : self.rare] = self.layers
+        sends_s = self._sends_s(pool)
         regular = place >= self.rare
         lean = 2 * place + 1 - stages
         few, many = self._forward_share()
@@ -152,21 +170,46 @@ class Interleaving:
                 budget >= v * leads * (own + again), (budget - v * leads * again) / own, budget / (own + again)
             )
             full = np.minimum(np.floor(each + 1e-9).clip(0, None), room[at, place[None, :], lead[:, None]])
-            spare = full.sum(axis=1) - self.layers
-            forward = full * own
-            back = forward + np.minimum(full, v * leads) * again - few * forward
-            short, long = np.floor(full / v) * regular, np.where(regular, np.ceil(full / v), full)
-            chunk = short * (1 - many) * own
-            turn = np.where(lean > 0, lean * short * few, lean * long * many) * own
-            # The forward counts as few of the time where it helps and as many where it is taken off.
-            chain = (
-                m * (few * forward + back + more) + (few * forward).sum(axis=1, keepdims=True) - stages * many * forward
-            )
-            chain = chain + turn + chunk.sum(axis=1, keepdims=True) - chunk
-            # A layer less shortens a stage's own chain by M times its own time at most, any other by its time.
-            over = chain - (spare * (own + again).max(axis=1) + limit_s)[:, None]
-            taken = np.ceil(over / (m * (own + again)) - 1e-9).clip(0, None).sum(axis=1)
-            return np.asarray(((full >= v) | ~regular).all(axis=1) & (spare >= 0) & (taken <= spare))
+            # The longest chain of a stage rises by ``rate`` a layer from ``base`` at least, and by more if recomputed.
+            slope = stages * many - np.where(lean > 0, few * regular, many) * lean / np.where(regular, v, 1)
+            rate = own * (m - slope - (1 - many) / v * regular)
+            most_first = min(2 * stages - 2, m - 1)  # forwards of the first chunk taken off the chain of stage 0
+            ends = more.sum(axis=1, keepdims=True) + (m - 1) * more
+            ends[:, 0] -= most_first * more[:, 0]
+            base = ends - abs(lean) * np.where(lean > 0, few, many) * own * (v - 1) / v * regular
+            base = base + sends_s[rows, None]
+            redo, one = m * v * leads * again, np.where(regular, v, 0)
+            by_cost = np.argsort(own, axis=1, kind="stable")
+            sorted_own = np.take_along_axis(own, by_cost, 1)
+            for _ in range(STARTS):
+                whole = full.sum(axis=1, keepdims=True)
+                possible = (full >= one).all(axis=1) & (whole[:, 0] >= self.layers)
+                least = np.maximum(one, self.layers - whole + full)
+                # What all stages add to each chain: least with the layers where they are quickest.
+                spare = np.take_along_axis((full - least).clip(0, None), by_cost, 1)
+                left = (self.layers - least.sum(axis=1, keepdims=True)).clip(0, None)
+                taken = np.minimum((left - np.cumsum(spare, axis=1) + spare).clip(0, None), spare)
+                held = (least * own).sum(axis=1) + (taken * sorted_own).sum(axis=1)
+                chunks = np.maximum(
+                    (np.floor(least / v) * regular * own).sum(axis=1),
+                    (held - (own * np.where(regular, v - 1, full)).sum(axis=1)) / v,
+                )
+                budget = limit_s[:, None] - (few * held + (1 - many) * chunks)[:, None]
+                room_s = budget - base
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    each = np.where(
+                        room_s >= v * leads * rate + redo, (room_s - redo) / rate, room_s / (rate + m * again)
+                    )
+                each = np.where(rate > 0, np.minimum(np.floor(each + 1e-9), full), full).clip(0, None)
+                # So many layers on the stage are still too many where their own chain is too long.
+                short, long = np.floor(each / v) * regular, np.where(regular, np.ceil(each / v), each)
+                chain = m * (each * own + np.minimum(each, v * leads) * again) + ends - stages * many * each * own
+                chain += (lean * np.where(lean > 0, few * short, many * long) - (1 - many) * short) * own
+                each -= (chain + sends_s[rows, None] > budget * (1 + 1e-9)) & (each > 0)
+                if (each >= full).all() or not possible.any():
+                    break
+                full = each
+            return np.asarray(possible & (full >= one).all(axis=1) & (full.sum(axis=1) >= self.layers))
 
         rows, lead = (grid.reshape(-1) for grid in np.indices((len(every), len(self.leads))))
         worst = 4 * m * self.layers * float((self.own_s + self.again_s).max())
@@ -174,7 +217,7 @@ class Interleaving:
         possible = holds(high, rows, lead)
         out, keep = np.zeros(len(rows)), np.nonzero(possible)[0]
         low, high = least_s[rows[keep]], high[keep]
-        for _ in range(14 if len(keep) else 0):
+        for _ in range(HALVINGS if len(keep) else 0):
             middle = (low + high) / 2
             ok = holds(middle, rows[keep], lead[keep])
             low, high = np.where(ok, low, middle), np.where(ok, middle, high)
