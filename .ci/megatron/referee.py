@@ -1,6 +1,6 @@
 """Ask Megatron's own code whether it accepts an argument line.
 
-Usage: VENV/bin/python .ci/megatron/referee.py < requests.jsonl > verdicts.jsonl
+Usage: VENV/bin/python .ci/megatron/referee.py [VERSION] < requests.jsonl > verdicts.jsonl
 
 A request is a JSON object a line: ``args`` (text or list), ``world_size``, optional ``env``, ``te_version`` (default
 2.12.0, null = not installed) and ``sm`` (default 9.0). A verdict has ``ok``, ``step`` (where it stopped), ``error``,
@@ -60,8 +60,13 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
 def examine(request: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
     """Run Megatron's checks in its own order, naming the step in ``verdict``; return what it derived."""
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
-    from megatron.training.argument_utils import core_transformer_config_from_args
+    from megatron.training import arguments
     from megatron.training.arguments import parse_args, validate_args
+
+    # In arguments.py until 0.17.
+    make_config = getattr(arguments, "core_transformer_config_from_args", None)
+    if make_config is None:
+        from megatron.training.argument_utils import core_transformer_config_from_args as make_config
 
     line = request["args"]
     sys.argv = ["pretrain_gpt.py", *(shlex.split(line) if isinstance(line, str) else line)]
@@ -69,7 +74,7 @@ def examine(request: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
     verdict["step"] = "validate_args"
     args = validate_args(args, {})
     verdict["step"] = "config"
-    config = core_transformer_config_from_args(args)
+    config = make_config(args)
     verdict["step"] = "optimizer"
     optimizer_config(args)
     verdict["step"] = "batch"
@@ -109,45 +114,55 @@ def optimizer_config(args: Any) -> None:
     names = {field.name for field in dataclasses.fields(OptimizerConfig)}
     with shims.fused_adam():
         OptimizerConfig(**{name: value for name, value in vars(args).items() if name in names})
-    DistributedDataParallelConfig(
-        grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
-        overlap_grad_reduce=args.overlap_grad_reduce,
-        overlap_param_gather=args.overlap_param_gather,
-        use_distributed_optimizer=args.use_distributed_optimizer,
-        num_buckets=args.ddp_num_buckets,
-        bucket_size=args.ddp_bucket_size,
-        fp8_param_gather=args.fp8_param_gather,
-        reuse_grad_buf_for_mxfp8_param_ag=args.reuse_grad_buf_for_mxfp8_param_ag,
-    )
+    wanted = {
+        "grad_reduce_in_fp32": args.accumulate_allreduce_grads_in_fp32,
+        "overlap_grad_reduce": args.overlap_grad_reduce,
+        "overlap_param_gather": args.overlap_param_gather,
+        "use_distributed_optimizer": args.use_distributed_optimizer,
+        "num_buckets": args.ddp_num_buckets,
+        "bucket_size": args.ddp_bucket_size,
+        "fp8_param_gather": args.fp8_param_gather,
+        "reuse_grad_buf_for_mxfp8_param_ag": args.reuse_grad_buf_for_mxfp8_param_ag,
+    }
+    known = {field.name for field in dataclasses.fields(DistributedDataParallelConfig)}
+    DistributedDataParallelConfig(**{name: value for name, value in wanted.items() if name in known})
+    if "num_buckets" not in known and args.ddp_num_buckets is not None:  # 0.17: get_model() of training.py
+        assert args.ddp_bucket_size is None, "Cannot specify both --ddp-num-buckets and --ddp-bucket-size"
 
 
 def form_groups(args: Any, world_size: int) -> list[list[int]]:
-    """Check both rank grids as ``initialize_model_parallel`` does; return the ranks of every stage.
-
-    Building the groups themselves takes 0.2 s a rank at 1024 ranks, so only the rank arithmetic runs.
-    """
-    from megatron.core.parallel_state import RankGenerator
+    """Run ``initialize_model_parallel`` on a fake process group as rank 0; return the ranks of every stage."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     order = "tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
-    pp, etp, ep = args.pipeline_model_parallel_size, args.expert_tensor_parallel_size, args.expert_model_parallel_size
-    gtp, expert_gtp = args.gtp_weight_remat_size, args.expert_gtp_weight_remat_size
-    if gtp > 1 or expert_gtp > 1:
-        assert args.num_distributed_optimizer_instances == 1, "GTP_remat with several instances is not supported"
-        return []
-    if world_size % (etp * ep * pp):
-        raise RuntimeError(
-            f"world_size ({world_size}) is not divisible by the expert_tensor_model_pipeline size ({etp * ep * pp})"
+    pp = args.pipeline_model_parallel_size
+    # 0.19 only; there they count as ranks of their own in both grids.
+    names = {"gtp_remat_size": "gtp_weight_remat_size", "expert_gtp_remat_size": "expert_gtp_weight_remat_size"}
+    shards = {name: size for name, dest in names.items() if (size := getattr(args, dest, 1)) > 1}
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        parallel_state.initialize_model_parallel(
+            args.tensor_model_parallel_size,
+            pp,
+            args.virtual_pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
+            hierarchical_context_parallel_sizes=args.hierarchical_context_parallel_sizes,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+            order=order,
+            create_gloo_process_groups=False,
+            **shards,
         )
-    dp, edp = args.data_parallel_size, world_size // (etp * ep * pp)
-    dense = RankGenerator(
-        tp=args.tensor_model_parallel_size, ep=1, dp=dp, pp=pp, cp=args.context_parallel_size, order=order
-    )
-    expert = RankGenerator(tp=etp, ep=ep, dp=edp, pp=pp, cp=1, order=order)
-    assert order.endswith("pp") or pp == 1 or dp == edp, "When not using pp-last rank ordering, DP must equal EDP"
-    assert dense.get_ranks("pp") == expert.get_ranks("pp"), "pipeline groups differ"
-    instances = args.num_distributed_optimizer_instances
-    assert (dp * args.context_parallel_size) % instances == 0, "DP must be divisible by the instances"
-    assert edp % instances == 0, "expert DP must be divisible by the instances"
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+    if shards:
+        return []
+    tp, cp, dp = args.tensor_model_parallel_size, args.context_parallel_size, args.data_parallel_size
+    dense = parallel_state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order)
     return [sorted(group[stage] for group in dense.get_ranks("pp")) for stage in range(pp)]
 
 
@@ -207,6 +222,7 @@ def layers_of_chunks(config: Any) -> list[list[int]]:
 
 
 def main() -> None:
+    shims.use_release(sys.argv[1] if len(sys.argv) > 1 else shims.NEWEST)
     torch.set_num_threads(1)
     for line in sys.stdin:
         if line.strip():

@@ -1,7 +1,8 @@
 """Let Megatron's argument validation run on a machine without GPU, Triton or TransformerEngine.
 
-Import before ``megatron``. Only what validation asks at import and configuration time is answered; nothing here can
-train. Written for megatron-core 0.19.2 with a CPU build of torch 2.13.
+Import before ``megatron``, and name an older release with :func:`use_release` before that too. Only what validation asks
+at import and configuration time is answered; nothing here can train. Written for megatron-core 0.16.1 to 0.19.2 with a
+CPU build of torch 2.13.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import pathlib
 import sys
 import types
 import typing
@@ -41,6 +43,20 @@ FUSED = {
         "fused_unpermute",
     ),
 }
+
+
+#: The release that the virtual environment itself holds.
+NEWEST = "0.19"
+
+
+def use_release(version: str) -> None:
+    """Import ``megatron`` of a release that ``setup`` put beside the newest one."""
+    if version == NEWEST:
+        return
+    folder = pathlib.Path(sys.prefix, "megatron-core", version)
+    if not folder.is_dir():
+        raise SystemExit(f"no megatron-core {version} in {folder}; run .ci/megatron/setup")
+    sys.path.insert(0, str(folder))
 
 
 class _Nothing:

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.specs.errors import Fault, SpecError
 
-from .flags import Flag, defaults, load_flags
+from .flags import NEWEST, Flag, defaults, load_flags
 from .source import Source, read_source
 
 _NEGATIVE = re.compile(r"^-\d+$|^-\d*\.\d+$")
@@ -24,18 +24,21 @@ class MegatronArguments:
     """
 
     given: Mapping[str, Any]
-    version: str = "0.19"
+    version: str = NEWEST
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, dest: str) -> Any:
-        """Value of a destination; KeyError for one that the parser does not have."""
+        """Value of a destination; KeyError for one that no parser has.
+
+        A version without the flag behaves as if it were not given.
+        """
         return self.given[dest] if dest in self.given else defaults(self.version)[dest]
 
     def __contains__(self, dest: str) -> bool:
         return dest in self.given
 
 
-def read_arguments(source: str | Sequence[str], version: str = "0.19") -> MegatronArguments:
+def read_arguments(source: str | Sequence[str], version: str = NEWEST) -> MegatronArguments:
     """Parse an argument line, a bash script, YAML, or a list of arguments as Megatron's parser would.
 
     Raises :class:`SpecError` with one fault per unknown flag (with near matches), missing or wrong value. Like the
@@ -52,7 +55,9 @@ def read_arguments(source: str | Sequence[str], version: str = "0.19") -> Megatr
         if flag is None:
             if name.startswith("--"):
                 near = tuple(difflib.get_close_matches(name, table, n=3, cutoff=0.75))
-                faults.append(Fault(f"/{name}", "is not a Megatron argument", near))
+                elsewhere = name in load_flags(NEWEST)
+                what = f"is not an argument of Megatron {version}" if elsewhere else "is not a Megatron argument"
+                faults.append(Fault(f"/{name}", what, near))
                 while position < len(tokens) and _is_value(tokens[position]):
                     position += 1
             else:

@@ -37,12 +37,44 @@ class Flag:
         return value
 
 
+#: The release whose parser is stored in full, and older ones, stored as what differs from it.
+NEWEST = "0.19"
+INVENTORIES = (NEWEST, "0.18", "0.17", "0.16")
+
+
+def inventory_of(version: str) -> str:
+    """The inventory that stands for a version: its own, else that of the release before it, else the oldest."""
+    wanted = version_number(version)
+    return next((known for known in INVENTORIES if version_number(known) <= wanted), INVENTORIES[-1])
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """``(0, 19)`` of ``0.19``, for comparing."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 @lru_cache
-def load_flags(version: str = "0.19") -> dict[str, Flag]:
+def load_flags(version: str = NEWEST) -> dict[str, Flag]:
     """Every option string of the parser with its flag, aliases and negations included."""
-    text = files("meshwright.megatron_export.megatron.data").joinpath(f"flags-{version}.json").read_text("utf-8")
+    return _flags(inventory_of(version))
+
+
+@lru_cache
+def defaults(version: str = NEWEST) -> dict[str, Any]:
+    """Default of every destination; that of the newest parser for one that the version does not have."""
+    newest, own = load_flags(NEWEST), load_flags(version)
+    return {flag.dest: flag.default for table in (newest, own) for flag in table.values()}
+
+
+def is_known(name: str, version: str) -> bool:
+    """Whether the parser of a version has the flag."""
+    return name in load_flags(version)
+
+
+@lru_cache
+def _flags(inventory: str) -> dict[str, Flag]:
     table: dict[str, Flag] = {}
-    for name, row in json.loads(text)["flags"].items():
+    for name, row in _rows(inventory).items():
         flag = Flag(
             name=name,
             dest=row["dest"],
@@ -59,10 +91,15 @@ def load_flags(version: str = "0.19") -> dict[str, Flag]:
     return table
 
 
-@lru_cache
-def defaults(version: str = "0.19") -> dict[str, Any]:
-    """Default of every destination."""
-    return {flag.dest: flag.default for flag in load_flags(version).values()}
+def _rows(inventory: str) -> dict[str, Any]:
+    """Flags of a file; an older release's file holds what it lacks of its base, and what it has otherwise."""
+    text = files("meshwright.megatron_export.megatron.data").joinpath(f"flags-{inventory}.json").read_text("utf-8")
+    document = json.loads(text)
+    flags: dict[str, Any] = document["flags"]
+    if "base" not in document:
+        return flags
+    absent = set(document["absent"])
+    return {name: row for name, row in (_rows(document["base"]) | flags).items() if name not in absent}
 
 
 def _integer(text: str) -> int:

@@ -10,6 +10,7 @@ from meshwright.specs.errors import SpecError
 
 from .arguments import MegatronArguments, read_arguments
 from .derived import ffn_hidden_size, moe_layers, num_layers, parse_layout, precision, virtual_stages
+from .flags import NEWEST, version_number
 
 #: What the launch scripts of the target export unless told otherwise (Hopper and before need it for TP and CP).
 DEFAULT_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -36,10 +37,11 @@ def check_arguments(
     env: Mapping[str, str] | None = None,
     te_version: str | None = DEFAULT_TE_VERSION,
     sm: float | None = 9.0,
+    version: str = NEWEST,
 ) -> list[Violation]:
-    """Every rule that the arguments break; what the parser itself refuses is rule ``megatron.A0``."""
+    """Every rule of a version that the arguments break; what its parser itself refuses is rule ``megatron.A0``."""
     try:
-        facts = facts_from_arguments(read_arguments(source), world_size, env, te_version, sm)
+        facts = facts_from_arguments(read_arguments(source, version), world_size, env, te_version, sm)
     except SpecError as error:
         return [
             Violation("megatron.A0", f"{fault.pointer.lstrip('/')} {fault.message}".strip(), fault.alternatives)
@@ -75,8 +77,9 @@ def facts_from_arguments(
     layers = num_layers(args)
     environment = {**DEFAULT_ENVIRONMENT, **args.environment, **(env or {})}
     return Facts(
+        version=version_number(args.version),
         compute_capabilities=() if sm is None else (sm,),
-        te_version=None if te_version is None else _version(te_version),
+        te_version=None if te_version is None else version_number(te_version),
         environment={name: value for name, value in environment.items() if value},
         precision=precision(args),
         world_size=max(world_size, 1),
@@ -139,10 +142,6 @@ def _missing(args: MegatronArguments) -> tuple[str, ...]:
     if args["seq_length"] is None and args["encoder_seq_length"] is None:
         names.append("seq_length")
     return tuple(f"--{name.replace('_', '-')}" for name in names)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def _model(args: MegatronArguments, layers: int) -> dict[str, Any]:
