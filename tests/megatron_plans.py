@@ -33,6 +33,8 @@ def document(
     recompute: RecomputeMode | None = None,
     options: dict[str, Any] | None = None,
     workload: dict[str, Any] | None = None,
+    rank_order: str = "tp-cp-ep-dp-pp",
+    target: str = "megatron@0.19",
 ) -> PlanDocument:
     """A plan over the whole cluster. ``layers`` of each chunk along the pipeline; default: as even as can be."""
     world = cluster.num_gpus
@@ -57,6 +59,13 @@ def document(
             names += [f"mtp:0-{mtp - 1}" if mtp > 1 else "mtp:0"] * bool(mtp) + ["head"]
         blocks.append(tuple(names))
         first += size
+
+    def stage_ranks(stage: int) -> list[int]:
+        if rank_order.endswith("pp"):
+            return list(range(stage * per_stage, (stage + 1) * per_stage))
+        replica = tp * cp
+        return [(d * pp + stage) * replica + place for d in range(dp) for place in range(replica)]
+
     stages = tuple(
         Stage(
             chunks=tuple(Chunk(order=v * pp + p, blocks=blocks[v * pp + p]) for v in range(vpp)),
@@ -64,7 +73,7 @@ def document(
             micro_batch_size=micro_batch_size,
             recompute=mode,
             sharding=sharding,
-            groups=groups_of(cluster, range(p * per_stage, (p + 1) * per_stage), count),
+            groups=groups_of(cluster, stage_ranks(p), count),
         )
         for p in range(pp)
     )
@@ -94,7 +103,8 @@ def document(
         recompute=mode,
         stages=stages,
         devices=devices_of(cluster, world),
+        rank_order=rank_order,
         options=Options.parse(chosen),
     )
-    inputs = Inputs(model=model, cluster=cluster, workload=work, target=load_target("megatron@0.19"))
+    inputs = Inputs(model=model, cluster=cluster, workload=work, target=load_target(target))
     return PlanDocument(status="feasible", inputs=inputs, plan=plan)

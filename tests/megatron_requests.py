@@ -110,7 +110,34 @@ def _fsdp(flags: dict[str, str | None], rng: random.Random, layers: int, pp: int
         flags["--ckpt-format"] = "fsdp_dtensor"
 
 
+def _forgotten_experts(flags: dict[str, str | None], rng: random.Random, layers: int, pp: int) -> None:
+    """Expert width without experts, in what may be a mixed model."""
+    flags.pop("--num-experts", None)
+    flags["--moe-ffn-hidden-size"] = "704"
+    if rng.random() < 0.7:
+        flags["--moe-layer-freq"] = "2"
+
+
+def _exchange_overlap(flags: dict[str, str | None], rng: random.Random, layers: int, pp: int) -> None:
+    """Overlap of the expert exchange with what some releases refuse beside it."""
+    flags["--overlap-moe-expert-parallel-comm"] = None
+    if rng.random() < 0.4:
+        flags["--mtp-num-layers"] = "1"
+    if rng.random() < 0.4:
+        flags |= {"--recompute-granularity": "selective", "--recompute-modules": rng.choice(["moe", "layernorm"])}
+    if rng.random() < 0.3:
+        flags["--cuda-graph-impl"] = "local"
+
+
 CHANGES: list[Any] = [
+    _forgotten_experts,
+    _exchange_overlap,
+    _exchange_overlap,
+    _set(cross_entropy_loss_fusion=[None]),
+    _set(cross_entropy_fusion_impl=["te"]),
+    _set(recompute_modules=["gdn_norm_out", "shared_experts"]),
+    _set(cuda_graph_scope=["full_iteration", "attn", "moe"]),
+    _set(optimizer=["sgd"]),
     _ends,
     _layout,
     _layout,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.megatron_export.launch.shell import argument_array
-from meshwright.megatron_export.megatron import check_arguments, environment_of, export_megatron, read_arguments
+from meshwright.megatron_export.megatron import check_arguments, export_megatron, read_arguments
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan
 from meshwright.specs.cluster_io import load_cluster
@@ -19,6 +19,7 @@ from meshwright.specs.plan import expand_blocks, parse_range
 from meshwright.specs.targets import load_target
 from meshwright.specs.workload import workload_from_options
 
+from .megatron_exports import request_of
 from .megatron_plans import document
 from .megatron_requests import request
 from .test_megatron_plan import ROUNDTRIPS
@@ -41,23 +42,6 @@ def ask(requests):
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def request_of(doc, name):
-    """What an export would start, as a request."""
-    files = export_megatron(doc)
-    args = subprocess.run(
-        ["bash", "-c", 'source /dev/stdin && printf "%s\\0" "${MEGATRON_ARGS[@]}"'],
-        input=files["train_args.sh"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\0")[:-1]
-    cluster = doc.inputs.cluster
-    sm = min(cluster.gpu_of(pool).compute_capability for pool in cluster.pools)
-    env = {key: value or "" for key, value in environment_of(doc.plan, cluster).items()}
-    env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    return {"name": name, "args": args, "world_size": doc.plan.num_ranks, "env": env, "sm": sm}
 
 
 def layers(found):

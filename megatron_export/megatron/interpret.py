@@ -151,8 +151,8 @@ def _model(args: MegatronArguments, layers: int) -> dict[str, Any]:
     frequency = args["moe_layer_freq"]
     mixed = 0 in frequency if isinstance(frequency, list) else frequency > 1
     expert_width = args["moe_ffn_hidden_size"] or (ffn_hidden_size(args) if experts else None)
-    if not experts and mixed:
-        expert_width = None  # Megatron only warns: dense layers of a mixed model
+    if not experts and mixed and version_number(args.version) >= (0, 18):
+        expert_width = None  # since then Megatron only warns: dense layers of a mixed model
     hybrid = args["hybrid_layer_pattern"] or ""
     delta = args["experimental_attention_variant"] == "gated_delta_net" or "G" in hybrid
     linear = (args["linear_num_key_heads"], args["linear_num_value_heads"])
@@ -313,7 +313,8 @@ def _activations(args: MegatronArguments) -> dict[str, Any]:
         "fine_grained_offload": args["fine_grained_activation_offloading"],
         "offload_modules": tuple(args["offload_modules"]),
         "cuda_graph": _cuda_graph(args),
-        "cuda_graph_modules": tuple(args["cuda_graph_modules"]),
+        "cuda_graph_modules": tuple(name for name in _graph_scope(args) if name != "full_iteration"),
+        "graph_padding": args["moe_pad_experts_for_cuda_graph_inference"],
         "attention_dropout": args["attention_dropout"],
         "hidden_dropout": args["hidden_dropout"],
         "nan_check": args["check_for_nan_in_loss_and_grad"] and not args["fp16"],
@@ -323,7 +324,15 @@ def _activations(args: MegatronArguments) -> dict[str, Any]:
 def _cuda_graph(args: MegatronArguments) -> str:
     if args["enable_cuda_graph"]:
         return "local"
-    return "transformer_engine" if args["external_cuda_graph"] else str(args["cuda_graph_impl"])
+    implementation = "transformer_engine" if args["external_cuda_graph"] else str(args["cuda_graph_impl"])
+    return "full_iteration" if "full_iteration" in _graph_scope(args) else implementation
+
+
+def _graph_scope(args: MegatronArguments) -> list[str]:
+    """What CUDA graphs capture; until 0.17 the whole iteration was one of the scopes."""
+    if version_number(args.version) >= (0, 18):
+        return args["cuda_graph_scope_deprecated"] or args["cuda_graph_modules"]
+    return [name for name in args["cuda_graph_scope"] if name != "full"]
 
 
 def _training(args: MegatronArguments) -> dict[str, Any]:

@@ -54,7 +54,12 @@ EXPERTS: tuple[Rule, ...] = (
     ),
     Rule(
         "megatron.E4",
-        lambda f: implies(f.dispatcher == "flex" and f.flex_backend in ("deepep", "ncclep"), f.etp * f.ep > 1),
+        lambda f: implies(
+            f.is_moe
+            and f.dispatcher == "flex"
+            and (f.flex_backend in ("deepep", "ncclep") or f.version < (0, 17)),  # then every backend
+            f.etp * f.ep > 1,
+        ),
         "the flex dispatcher with backend {f.flex_backend} needs ETP {f.etp} x EP {f.ep} > 1",
         "core/transformer/moe/token_dispatcher.py:1836",
         "build",
@@ -178,7 +183,7 @@ EXPERTS: tuple[Rule, ...] = (
                 no(f.recompute_full),
                 no(f.recompute_method_given),
                 no(f.recompute_layers_given),
-                no(f.recomputes("moe")),
+                either(f.version < (0, 17), no(f.recomputes("moe"))),
                 not f.shared_expert_overlap,
                 f.mtp_num_layers <= 1,
             ),
@@ -195,6 +200,24 @@ EXPERTS: tuple[Rule, ...] = (
         "TC:2667",
         "config",
         lambda f: ("vpp=2",),
+    ),
+    Rule(
+        "megatron.E11m",
+        lambda f: implies(both(f.moe_a2a_overlap, f.mtp_num_layers == 1), f.pp > 1),
+        "overlap of expert communication with an MTP layer needs PP > 1",
+        "TC:1111 (0.17.1)",
+        "config",
+        lambda f: ("pp=2",),
+        until=(0, 18),
+    ),
+    Rule(
+        "megatron.E11g",
+        lambda f: implies(f.moe_a2a_overlap, f.cuda_graph in ("none", "transformer_engine")),
+        "overlap of expert communication works only with CUDA graphs of transformer_engine, not {f.cuda_graph}",
+        "TC:1117 (0.17.1)",
+        "config",
+        lambda f: ("--cuda-graph-impl transformer_engine", "--cuda-graph-impl none"),
+        until=(0, 18),
     ),
     Rule(
         "megatron.E12",

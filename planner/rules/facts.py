@@ -195,6 +195,7 @@ class Facts:
     offload_modules: tuple[str, ...] = ()
     cuda_graph: str = "none"
     cuda_graph_modules: tuple[str, ...] = ()
+    graph_padding: bool = False
     nan_check: bool = True
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
@@ -315,7 +316,13 @@ class Facts:
 
     @property
     def unknown_recompute_modules(self) -> tuple[str, ...]:
-        return tuple(sorted(name for name, on in self.recompute_modules.items() if on is True and name not in MODULES))
+        known = self.known_recompute_modules
+        return tuple(sorted(name for name, on in self.recompute_modules.items() if on is True and name not in known))
+
+    @property
+    def known_recompute_modules(self) -> tuple[str, ...]:
+        """Modules that selective recompute of the version knows."""
+        return MODULES if self.version >= (0, 19) else tuple(name for name in MODULES if name != "gdn_norm_out")
 
     def te_at_least(self, *version: int) -> bool:
         """Whether TransformerEngine is there in at least this version."""

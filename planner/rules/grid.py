@@ -169,9 +169,19 @@ GRID: tuple[Rule, ...] = (
         "megatron.T2",
         lambda f: every(either(kv % f.tp == 0, both(f.tp % kv == 0, f.kv_head_replication)) for kv in f.kv_heads),
         "key/value heads {f.kv_heads} must be a multiple or a divisor of TP {f.tp}",
-        "TC:1338 (divisors since core 0.16)",
+        "TC:1338",
         "config",
         _tp_of_kv,
+        since=(0, 16),
+    ),
+    Rule(
+        "megatron.T2o",
+        lambda f: divides(f.tp, *f.kv_heads),
+        "key/value heads {f.kv_heads} are not divisible by TP {f.tp}; copies of them came with 0.16",
+        "TC (0.15)",
+        "config",
+        lambda f: options("tp", nearest(divisors(*f.heads, *f.kv_heads), int(f.tp))),
+        until=(0, 16),
     ),
     Rule(
         "megatron.T3",
@@ -271,6 +281,7 @@ GRID: tuple[Rule, ...] = (
         "A:715",
         "validate",
         after=("megatron.W1", "megatron.A1", "megatron.A3", "megatron.B1"),
+        since=(0, 18),
     ),
     Rule(
         "megatron.B5",

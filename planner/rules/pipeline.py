@@ -315,6 +315,15 @@ PIPELINE: tuple[Rule, ...] = (
         "validate",
     ),
     Rule(
+        "megatron.C8c",
+        lambda f: either(not f.gated_delta_net, f.cp == 1),
+        "Gated DeltaNet works without context parallelism only, CP is {f.cp}",
+        "TC:1330 (0.17.1)",
+        "config",
+        lambda f: ("cp=1",),
+        until=(0, 18),
+    ),
+    Rule(
         "megatron.C8",
         lambda f: both(
             divides(f.tp * f.cp, *f.linear_heads), *(value % key == 0 for key, value in f.linear_head_pairs)
@@ -332,6 +341,16 @@ PIPELINE: tuple[Rule, ...] = (
         "TC:2850",
         "config",
         lambda f: ("--cp-comm-type allgather", "cp=1"),
+        since=(0, 19),
+    ),
+    Rule(
+        "megatron.C8n",
+        lambda f: either(not f.sparse_attention, f.cp == 1),
+        "sparse attention works without context parallelism only, CP is {f.cp}",
+        "TC:2547 (0.18.2)",
+        "config",
+        lambda f: ("cp=1",),
+        until=(0, 19),
     ),
     Rule(
         "megatron.C9",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .facts import MODULES
 from .logic import both, either, implies, no
 from .rule import Rule
 
@@ -45,7 +44,7 @@ RECOMPUTE: tuple[Rule, ...] = (
         "selective recompute does not know {f.unknown_recompute_modules}",
         "TC:1766-1780",
         "config",
-        lambda f: MODULES,
+        lambda f: f.known_recompute_modules,
     ),
     Rule(
         "megatron.R2a",
@@ -109,7 +108,7 @@ RECOMPUTE: tuple[Rule, ...] = (
                 0 < f.cpu_offload_layers < f.num_layers,
                 no(f.recompute_full),
                 no(f.recompute_selective),
-                f.cuda_graph in ("none", "full_iteration"),
+                f.cuda_graph == "none" or (f.cuda_graph == "full_iteration" and f.version >= (0, 18)),
             ),
         ),
         "CPU offload of {f.cpu_offload_layers} layers needs PP 1 (it is {f.pp}), fewer layers than {f.num_layers}, no "
@@ -125,7 +124,7 @@ RECOMPUTE: tuple[Rule, ...] = (
                 f.transformer_impl == "transformer_engine"
                 and f.cpu_offload_layers == 0
                 and bool(f.offload_modules)
-                and set(f.offload_modules) <= _OFFLOAD
+                and set(f.offload_modules) <= (_OFFLOAD if f.version >= (0, 19) else _OFFLOAD - {"fused_group_mlp"})
                 and ("attn_proj" not in f.offload_modules or "core_attn" in f.offload_modules)
                 and (not f.te_at_least(2, 10) or f.environment.get("NVTE_CPU_OFFLOAD_V1") == "1")
             )
@@ -159,10 +158,22 @@ RECOMPUTE: tuple[Rule, ...] = (
     ),
     Rule(
         "megatron.R7i",
-        lambda f: f.cuda_graph != "full_iteration" or (not f.nan_check and not f.cuda_graph_modules),
+        lambda f: (
+            f.cuda_graph != "full_iteration" or (not f.nan_check and (not f.cuda_graph_modules or f.version < (0, 18)))
+        ),
         "full-iteration CUDA graphs need --no-check-for-nan-in-loss-and-grad and no --cuda-graph-modules",
         "A:1211, A:1969",
         "validate",
+    ),
+    Rule(
+        "megatron.R7e",
+        lambda f: either(f.cuda_graph not in ("local", "full_iteration"), f.ep == 1, f.graph_padding),
+        "CUDA graphs with EP {f.ep} need --moe-pad-experts-for-cuda-graph-inference",
+        "A:1536 (0.17.1)",
+        "validate",
+        lambda f: ("--moe-pad-experts-for-cuda-graph-inference", "--cuda-graph-impl none"),
+        since=(0, 17),
+        until=(0, 18),
     ),
     Rule(
         "megatron.R7m",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .facts import Facts
-from .logic import both, either, implies, no
+from .logic import Truth, both, either, implies, no
 from .rule import Rule
 
 
@@ -19,6 +19,10 @@ def _fsdp2(f: Facts) -> bool:
         and f.max_connections != "1"
         and f.optimizer in ("adam", "sgd")
     )
+
+
+def _plain_checkpoint(f: Facts) -> Truth:
+    return either(f.ckpt_format == "torch", f.ckpt_format == "torch_dist")
 
 
 SHARDING: tuple[Rule, ...] = (
@@ -68,7 +72,11 @@ SHARDING: tuple[Rule, ...] = (
         "megatron.D4",
         lambda f: implies(
             f.megatron_fsdp,
-            both(f.ckpt_format == "fsdp_dtensor", f.optimizer in ("adam", "sgd"), not f.single_grouped_weight),
+            both(
+                f.ckpt_format == "fsdp_dtensor",
+                f.version < (0, 18) or f.optimizer in ("adam", "sgd"),
+                f.version < (0, 19) or not f.single_grouped_weight,
+            ),
         ),
         "Megatron-FSDP needs --ckpt-format fsdp_dtensor, optimizer adam or sgd, and no single grouped expert weight",
         "A:1118-1170",
@@ -176,6 +184,36 @@ SHARDING: tuple[Rule, ...] = (
         "A:1641",
         "validate",
         lambda f: ("--cross-entropy-fusion-impl native",),
+        since=(0, 18),
+    ),
+    Rule(
+        "megatron.D16",
+        lambda f: implies(
+            "muon" in f.optimizer,
+            both(
+                no(f.dist_opt),
+                no(f.megatron_fsdp),
+                not f.torch_fsdp2,
+                _plain_checkpoint(f),
+                f.optimizer != "muon" or both(no(f.overlap_grad_reduce), no(f.overlap_param_gather)),
+            ),
+        ),
+        "optimizer {f.optimizer} excludes the distributed optimizer, FSDP and (but for dist_muon) overlapped "
+        "communication of gradients and parameters, and needs --ckpt-format torch or torch_dist",
+        "A:1480-1495 (0.17.1)",
+        "validate",
+        until=(0, 18),
+    ),
+    Rule(
+        "megatron.D16e",
+        lambda f: either(
+            f.optimizer in ("adam", "sgd"),
+            both(no(f.megatron_fsdp), not f.torch_fsdp2, _plain_checkpoint(f)),
+        ),
+        "optimizer {f.optimizer} excludes FSDP and needs --ckpt-format torch or torch_dist",
+        "A:1500-1520",
+        "validate",
+        since=(0, 18),
     ),
     Rule(
         "megatron.D13",
