@@ -1,6 +1,6 @@
 """Train a few real steps of a plan's argument line with megatron-core on CPU, one process a rank.
 
-Usage: VENV/bin/python -m torch.distributed.run --nproc-per-node N .ci/megatron/steps.py STEPS MEGATRON_ARGUMENTS
+Usage: RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 VENV/bin/python .ci/megatron/steps.py STEPS ARGUMENTS
 
 Megatron's parser, ``validate_args``, configuration, process groups, model, schedule, gradient reduction and optimizer
 run as they are, on gloo, in fp32 and without TransformerEngine. Parameters are filled by their global names and data by
@@ -178,7 +178,7 @@ def train(args: Any, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world, steps = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     torch.set_num_threads(1)
     machine.stand_in("cpu")
@@ -187,7 +187,7 @@ def main() -> None:
         args = model.read(sys.argv[2:])
         prepare()
         model.start_groups(args, rank, world, "gloo")
-        result = train(args, int(sys.argv[1]))
+        result = train(args, steps)
     if rank == 0:
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
