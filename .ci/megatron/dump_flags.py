@@ -34,7 +34,9 @@ def describe(action: argparse.Action) -> dict[str, Any]:
     else:
         kind = action.type
         row["kind"] = getattr(kind, "__name__", "str") if kind is not None else "str"
-        row["kind"] = {"enum_type_handler": "str", "<lambda>": "str", "tuple_type": "tuple"}.get(row["kind"], row["kind"])
+        row["kind"] = {"enum_type_handler": "str", "<lambda>": "str", "tuple_type": "tuple"}.get(
+            row["kind"], row["kind"]
+        )
         if row["kind"].endswith("_freq_type"):
             row["kind"] = "pattern"
         if row["kind"].startswith("_parse_"):

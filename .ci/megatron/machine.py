@@ -75,9 +75,16 @@ def stand_in(device: str) -> None:
     # The expert dispatcher turns split sizes into lists only for tensors on a GPU.
     real_exchange = torch.distributed.all_to_all_single
 
-    def exchange(output: Any, given: Any, output_splits: Any = None, splits: Any = None, *args: Any, **kw: Any) -> Any:
-        listed = [item.tolist() if isinstance(item, torch.Tensor) else item for item in (output_splits, splits)]
-        return real_exchange(output, given, *listed, *args, **kw)
+    def exchange(*args: Any, **kwargs: Any) -> Any:
+        listed = [
+            item.tolist() if index in (2, 3) and isinstance(item, torch.Tensor) else item
+            for index, item in enumerate(args)
+        ]
+        named = {
+            name: item.tolist() if name.endswith("_split_sizes") and isinstance(item, torch.Tensor) else item
+            for name, item in kwargs.items()
+        }
+        return real_exchange(*listed, **named)
 
     torch.distributed.all_to_all_single = exchange
     _OnDevice(device).__enter__()

@@ -15,6 +15,7 @@ from ..launch import LAUNCHERS, Program, launch_files
 from ..launch.nodes import Node, nodes_of_plan
 from ..launch.program import Setting
 from ..launch.shell import argument_array, comment, exports, plain
+from .arguments import read_arguments
 from .model_flags import Flags, expert_flags, model_flags
 from .plan_flags import batch_flags, memory_flags, numeric_flags, overlap_flags, parallel_flags
 
@@ -77,21 +78,26 @@ def export_megatron(
 
 
 def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
-    """All flags of a document's plan by section. The plan must be legal; placeholders of the run come last."""
+    """All flags of a document's plan by section. The plan must be legal; placeholders of the run come last.
+
+    Raises :class:`SpecError` that names each flag or value that the target's version does not have.
+    """
     plan = document.plan
     if plan is None:
         raise SpecError(Fault("/plan", "the document has no plan to export"))
     model, workload, target = document.inputs.model, document.inputs.workload, document.inputs.target
-    return {
+    sections = {
         "Model": model_flags(model, workload, target),
         "Experts": expert_flags(model, workload),
         "Batch": batch_flags(plan, workload),
         "Parallelism": parallel_flags(plan, model, workload),
         "Memory": memory_flags(plan, document.inputs.workload),
-        "Overlap and kernels": overlap_flags(plan, model),
+        "Overlap and kernels": overlap_flags(plan, model, target.version),
         "Numerics": numeric_flags(workload),
         "Run: placeholders that a plan does not decide": _RUN,
     }
+    read_arguments([token for flags in sections.values() for flag in flags for token in flag], target.version)
+    return sections
 
 
 def environment_of(plan: Plan, cluster: ClusterSpec) -> dict[str, str | None]:
@@ -147,7 +153,7 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
         f"{plan.num_microbatches} micro-batches a step; {plan.num_ranks} ranks on nodes {plain(pools)}.",
         "",
         "```",
-        "export MEGATRON_LM=/path/to/Megatron-LM   # core 0.19: the folder with pretrain_gpt.py",
+        f"export MEGATRON_LM=/path/to/Megatron-LM   # core {inputs.target.version}: the folder with pretrain_gpt.py",
         start,
         "```",
         "",

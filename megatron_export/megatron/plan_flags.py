@@ -16,6 +16,7 @@ from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import Hsdp, Plan
 from meshwright.specs.workload import Workload
 
+from .flags import is_known
 from .model_flags import Flags
 
 #: FP8 value format by recipe; MX blocks use E4M3 throughout (TransformerEngine's recipe defaults).
@@ -126,7 +127,7 @@ def memory_flags(plan: Plan, workload: Workload) -> Flags:
     return flags
 
 
-def overlap_flags(plan: Plan, model: ModelSpec) -> Flags:
+def overlap_flags(plan: Plan, model: ModelSpec, version: str) -> Flags:
     """Communication overlap, fusions, expert dispatch."""
     options = plan.options
     flags: Flags = []
@@ -149,7 +150,9 @@ def overlap_flags(plan: Plan, model: ModelSpec) -> Flags:
     if options.cuda_graph:
         flags.append(("--cuda-graph-impl", "local"))
         if options.cuda_graph_scope and "full_iteration" not in options.cuda_graph_scope:
-            flags.append(("--cuda-graph-modules", *options.cuda_graph_scope))
+            # Renamed in 0.18.
+            name = "--cuda-graph-modules" if is_known("--cuda-graph-modules", version) else "--cuda-graph-scope"
+            flags.append((name, *options.cuda_graph_scope))
     return flags
 
 

@@ -329,7 +329,7 @@ class Facts:
         return self.te_version is not None and self.te_version >= version
 
 
-#: Modules that selective recompute of Megatron 0.19 knows (TC:1947).
+#: Modules that selective recompute of Megatron knows since 0.19 (TC:1947).
 MODULES = (
     "core_attn",
     "moe_act",

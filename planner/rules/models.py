@@ -8,7 +8,7 @@ MODELS: tuple[Rule, ...] = (
     Rule(
         "megatron.M1",
         lambda f: not f.inexpressible,
-        "Megatron 0.19's GPT model, as exported here, cannot hold: {f.inexpressible}",
+        "Megatron's GPT model, as exported here, cannot hold: {f.inexpressible}",
         "core/models/gpt/gpt_model.py, core/transformer/transformer_config.py",
         "build",
     ),
