@@ -54,7 +54,7 @@ def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
         _require_flags(body.arguments, "/file" if files else "/arguments")
     else:
         _require_few_flags(body.arguments, "/arguments")
-    broken = _violations(body, cluster)
+    broken = _violations(body, cluster, target)
     document = None
     if not broken and cluster is not None:
         document = _priced(body.arguments, cluster, target, body.memory_headroom, {}, files=files)
@@ -90,7 +90,7 @@ def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: boo
     assert target is not None  # noqa: S101
     assert cluster is not None  # noqa: S101
     _only_megatron(target)
-    broken = _violations(CheckBody.read({"arguments": arguments}), cluster)
+    broken = _violations(CheckBody.read({"arguments": arguments}), cluster, target)
     if broken:
         raise IllegalPlan(broken)
     return _priced(arguments, cluster, target, share.memory_headroom, inputs, files=files)
@@ -113,7 +113,7 @@ def _require_few_flags(tokens: list[str], pointer: str) -> None:
         raise SpecError(Fault(pointer, f"names {count} flags; at most {MAX_FLAGS} are read"))
 
 
-def _violations(body: CheckBody, cluster: ClusterSpec | None) -> list[Violation]:
+def _violations(body: CheckBody, cluster: ClusterSpec | None, target: Target) -> list[Violation]:
     world_size = body.world_size or (cluster.num_gpus if cluster is not None else 0)
     if cluster is not None and world_size != cluster.num_gpus:
         raise SpecError(Fault("/world_size", f"is {world_size}, but the cluster has {cluster.num_gpus} GPUs"))
@@ -123,7 +123,7 @@ def _violations(body: CheckBody, cluster: ClusterSpec | None) -> list[Violation]
     elif cluster is not None:
         capabilities = [gpu.compute_capability for gpu in cluster.gpus.values()]
         known["sm"] = min((each for each in capabilities if each is not None), default=None)
-    return check_arguments(body.arguments, world_size, body.env, **known)
+    return check_arguments(body.arguments, world_size, body.env, version=target.version, **known)
 
 
 def _priced(
@@ -135,7 +135,7 @@ def _priced(
     *,
     files: bool,
 ) -> PlanDocument:
-    arguments = read_arguments(source)
+    arguments = read_arguments(source, target.version)
     model = inputs.get("model")
     spec = read_model(model, files=files) if model is not None else model_from_arguments(arguments)
     request = PlanRequest(

@@ -55,7 +55,7 @@ LATE = [
          "build", "Context parallelism"),
     Late("E2s", 1, MOE.replace(PLAIN, "") + "--moe-shared-expert-intermediate-size 64",
          MOE + "--moe-shared-expert-intermediate-size 64", "build", "bias"),
-    Late("E3", 1, MOE + "--moe-layer-freq [1]*3", MOE + "--moe-layer-freq [1]*4", "build", "moe_layer_freq"),
+    Late("E3", 1, MOE + "--moe-layer-freq [1]*3", MOE + "--moe-layer-freq [1]*4", "build", "invalid length"),
     Late("E4", 1, MOE + "--moe-token-dispatcher-type flex", MOE, "build", "TPxEP > 1"),
     Late("T6", 4, PLAIN + TP4 + "--seq-length 30", PLAIN + TP4 + "--seq-length 28", "step", "divisible"),
     Late("T9", 2, MOE + "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1",
@@ -63,7 +63,7 @@ LATE = [
          "sequence parallel"),
     Late("E9k", 1, MOE + "--moe-router-topk 5", MOE + "--moe-router-topk 4", "step", "out of range"),
     Late("P9", 2, VPP + "--global-batch-size 1", VPP + "--global-batch-size 4", "step", "contiguous micro-batches"),
-    Late("P9r", 2, VPP + "--global-batch-size 5", VPP + "--global-batch-size 6", "step", "reminder"),
+    Late("P9r", 2, VPP + "--global-batch-size 5", VPP + "--global-batch-size 6", "step", "remainder"),
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.megatron_export.launch.shell import argument_array
 from meshwright.megatron_export.megatron import check_arguments, export_megatron, read_arguments
+from meshwright.megatron_export.megatron.flags import INVENTORIES
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan
 from meshwright.specs.cluster_io import load_cluster
@@ -21,6 +22,7 @@ from meshwright.specs.workload import workload_from_options
 
 from .megatron_exports import request_of
 from .megatron_plans import document
+from .megatron_random import random_plan
 from .megatron_requests import request
 from .test_megatron_plan import ROUNDTRIPS
 
@@ -29,13 +31,15 @@ pytestmark = [
     pytest.mark.megatron,
     pytest.mark.skipif(not PYTHON, reason="MESHWRIGHT_MEGATRON_PYTHON names no python with megatron-core"),
 ]
-RANDOM_LINES = 150
+#: Releases whose parser runs here -> random lines that each judges.
+RANDOM_LINES = {"0.19": 500, "0.18": 150, "0.17": 150}
+RANDOM_PLANS = 200
 
 
-def ask(requests):
-    """The referee's verdicts, in order."""
+def ask(requests, version="0.19"):
+    """The verdicts of a release's own code, in order."""
     done = subprocess.run(
-        [str(PYTHON), str(Path(__file__).parent.parent / ".ci/megatron/referee.py")],
+        [str(PYTHON), str(Path(__file__).parent.parent / ".ci/megatron/referee.py"), version],
         input="\n".join(map(json.dumps, requests)),
         capture_output=True,
         text=True,
@@ -58,14 +62,29 @@ def test_known_cases():
         assert verdict["ok"] == (case["expect"] == "ok"), (case["name"], verdict)
 
 
-def test_rules_agree_on_random_lines():
-    requests = [request(number, seed=11) for number in range(RANDOM_LINES)]
+@pytest.mark.parametrize("version", RANDOM_LINES)
+def test_rules_agree_on_random_lines(version):
+    count = RANDOM_LINES[version]
+    requests = [request(number, seed=11) for number in range(count)]
     accepted = 0
-    for line, verdict in zip(requests, ask(requests), strict=True):
-        ours = check_arguments(line["args"], line["world_size"], line["env"] or None, sm=line["sm"])
+    for line, verdict in zip(requests, ask(requests, version), strict=True):
+        ours = check_arguments(line["args"], line["world_size"], line["env"] or None, sm=line["sm"], version=version)
         assert verdict["ok"] == (not ours), (line["args"], verdict, ours)
         accepted += verdict["ok"]
-    assert RANDOM_LINES / 4 < accepted < 3 * RANDOM_LINES / 4
+    assert count / 5 < accepted < 3 * count / 4
+
+
+def test_random_plans_are_accepted_with_their_layers_by_their_release():
+    drawn = [
+        random_plan(number, tuple(f"megatron@{version}" for version in RANDOM_LINES)) for number in range(RANDOM_PLANS)
+    ]
+    for version in RANDOM_LINES:
+        mine = [(name, doc) for name, doc in drawn if doc.inputs.target.version == version]
+        assert len(mine) > RANDOM_PLANS / 6
+        for (name, doc), verdict in zip(mine, ask([request_of(doc, name) for name, doc in mine], version), strict=True):
+            assert verdict["ok"], verdict
+            assert verdict["derived"]["layers"] == layers(doc.plan), name
+            assert verdict["derived"]["num_microbatches"] == doc.plan.num_microbatches, name
 
 
 def test_exports_are_accepted_with_the_plans_layers_and_ranks():
@@ -125,12 +144,13 @@ def test_plans_of_the_search_are_accepted_with_their_layers():
         assert verdict["derived"]["layers"] == layers(doc.plan)
 
 
-def test_flag_inventory_is_that_of_the_parser():
+@pytest.mark.parametrize("version", INVENTORIES)
+def test_flag_inventory_is_that_of_the_parser(version):
     root = Path(__file__).parent.parent
     done = subprocess.run(
-        [str(PYTHON), str(root / ".ci/megatron/dump_flags.py")], capture_output=True, text=True, check=True
+        [str(PYTHON), str(root / ".ci/megatron/dump_flags.py"), version], capture_output=True, text=True, check=True
     )
-    stored = (root / "megatron_export/megatron/data/flags-0.19.json").read_text()
+    stored = (root / f"megatron_export/megatron/data/flags-{version}.json").read_text()
     assert json.loads(done.stdout) == json.loads(stored)
 
 

@@ -1,6 +1,7 @@
+#!/usr/bin/env python3
 """Plan, export, train with megatron-core on CPU, and compare losses with one process.
 
-Usage: python .ci/megatron/train.py VENV [--case NAME]... [--steps N] [PLAN.json...]
+Usage: .ci/megatron/train.py VENV [--case NAME]... [--steps N] [PLAN.json...]
 
 Without plans, a tiny GPT and a tiny mixture of experts are planned by ``meshwright plan`` for the CASES below. Every
 plan is exported by ``meshwright export`` and its arguments train for three steps, one gloo process a rank; the same
