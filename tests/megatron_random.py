@@ -34,13 +34,13 @@ def random_plan(number: int, versions: tuple[str, ...]) -> tuple[str, PlanDocume
         try:
             doc = document(model, cluster, **_choices(rng, model, cluster.num_gpus), target=rng.choice(versions))
             export_megatron(doc)
-        except (SpecError, _Unfit):
+        except (SpecError, _UnfitError):
             continue
         return f"{number}: {model.name} on {cluster.name} for {doc.inputs.target.name}", doc
     raise AssertionError(f"no legal plan for number {number}")
 
 
-class _Unfit(Exception):
+class _UnfitError(Exception):
     """The numbers drawn do not make a plan."""
 
 
@@ -50,12 +50,12 @@ def _choices(rng: random.Random, model: Any, world: int) -> dict[str, Any]:
     tp, cp, pp, vpp = pick([1, 1, 2, 4, 8]), pick([1, 1, 1, 2, 4]), pick([1, 2, 3, 4, 8]), pick([1, 1, 2, 3])
     vpp = vpp if pp > 1 else 1
     if world % (tp * cp * pp):
-        raise _Unfit
+        raise _UnfitError
     stage = world // pp
     etp = pick([1, 1, tp]) if model.is_moe else tp
     ep = pick([size for size in (1, 2, 4, 8, 16) if stage % (etp * size) == 0]) if model.is_moe else 1
     if stage % (etp * ep):
-        raise _Unfit
+        raise _UnfitError
     chunks = pp * vpp
     layers = None
     if rng.random() < 0.6:

@@ -152,4 +152,5 @@ def test_process_groups_of_every_rank_are_megatrons():
         for rank, groups in enumerate(answer["ranks"]):
             for name, members in groups.items():
                 grid, axes = name.split(":")
-                assert members in ours[grid][axes] and rank in members, (rank, name)
+                assert members in ours[grid][axes], (rank, name)
+                assert rank in members, (rank, name)

@@ -331,7 +331,7 @@ def _cuda_graph(args: MegatronArguments) -> str:
 def _graph_scope(args: MegatronArguments) -> list[str]:
     """What CUDA graphs capture; until 0.17 the whole iteration was one of the scopes."""
     if version_number(args.version) >= (0, 18):
-        return args["cuda_graph_scope_deprecated"] or args["cuda_graph_modules"]
+        return list(args["cuda_graph_scope_deprecated"] or args["cuda_graph_modules"])
     return [name for name in args["cuda_graph_scope"] if name != "full"]
 
 
