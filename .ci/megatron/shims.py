@@ -1,6 +1,6 @@
 """Let Megatron's argument validation run on a machine without GPU, Triton or TransformerEngine.
 
-Import before ``megatron``, and name an older release with :func:`use_release` before that too. Only what validation asks
+Import before ``megatron``; :func:`use_release` picks an older release before that. Only what validation asks
 at import and configuration time is answered; nothing here can train. Written for megatron-core 0.16.1 to 0.19.2 with a
 CPU build of torch 2.13.
 """
