@@ -179,9 +179,7 @@ class ExportBody(Body):
     """What the files of a plan need of a place: its launcher, its hosts, its site."""
 
     launcher: str = "torchrun"
-    hosts: Any = Field(
-        default=None, description="Host names in plan order, or an object from host to pool or GPU type"
-    )
+    hosts: Any = Field(default=None, description="Host names in plan order, or an object from host to pool or GPU type")
     site: dict[str, Any] | None = Field(
         default=None,
         description="account, partition, qos, reservation, time_limit, image, mounts, environment, megatron_path, "

@@ -67,7 +67,9 @@ def _in_documents_terms(files: Callable[[], dict[str, str]], hosts_given: bool =
     try:
         return files()
     except SpecError as error:
-        raise SpecError(Fault(_in_document(f.pointer, hosts_given), f.message, f.alternatives) for f in error.faults) from None
+        raise SpecError(
+            Fault(_in_document(f.pointer, hosts_given), f.message, f.alternatives) for f in error.faults
+        ) from None
 
 
 def _in_document(pointer: str, hosts_given: bool) -> str:

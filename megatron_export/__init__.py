@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .flagscale import export_flagscale
 from .launch import LAUNCHERS
 from .megatron import export_megatron
 
-#: Export function by target framework: (document, launcher, hosts) -> file name to text.
-EXPORTERS: dict[str, Callable[..., dict[str, str]]] = {"megatron": export_megatron}
+#: Export function by target framework: (document, launcher, hosts, site) -> file name to text.
+EXPORTERS: dict[str, Callable[..., dict[str, str]]] = {"flagscale": export_flagscale, "megatron": export_megatron}
 
 __all__ = ["EXPORTERS", "LAUNCHERS"]

@@ -226,7 +226,9 @@ def test_a_hostile_site_is_quoted_everywhere(mixed, place):
     done = subprocess.run([found, *scripts], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     default = {key: value for key, value in env.items() if key != "MEGATRON_LM"}
-    refused = subprocess.run(["bash", "job.sbatch"], env=default, cwd=folder, capture_output=True, text=True, check=False)
+    refused = subprocess.run(
+        ["bash", "job.sbatch"], env=default, cwd=folder, capture_output=True, text=True, check=False
+    )
     assert f"no pretrain_gpt.py in {SITE['megatron_path']};" in refused.stderr
     run(folder, env, "bash", "job.sbatch")
     seen = (Path(env["NOTES"]) / "alpha.env").read_bytes().split(b"\0")

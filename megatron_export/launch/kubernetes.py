@@ -134,7 +134,9 @@ def _pod(
         name = f"site-{index}"
         mounts.append({"name": name, "mountPath": mount.target, **({"readOnly": True} if mount.read_only else {})})
         source = (
-            {"persistentVolumeClaim": {"claimName": mount.claim}} if mount.claim else {"hostPath": {"path": mount.source}}
+            {"persistentVolumeClaim": {"claimName": mount.claim}}
+            if mount.claim
+            else {"hostPath": {"path": mount.source}}
         )
         volumes.append({"name": name, **source})
     main: dict[str, Any] = {

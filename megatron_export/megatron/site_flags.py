@@ -14,9 +14,7 @@ from .interpret import facts_from_arguments
 from .model_flags import Flags
 
 #: Flags that name data, of which ``--mock-data`` is one (arguments.py, ``_add_data_args``).
-_DATA = frozenset(
-    {"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path", "--mock-data"}
-)
+_DATA = frozenset({"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path", "--mock-data"})
 #: Facts that the run decides, not the plan.
 _OF_THE_RUN = frozenset({"data_sources", "train_iters_and_samples", "attention_dropout", "hidden_dropout"})
 #: Section of an export with the placeholders, and with what takes their place.

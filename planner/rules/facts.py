@@ -199,6 +199,9 @@ class Facts:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
 
+    # FlagScale: pools of every stage; empty where a search has not chosen them yet.
+    stage_pools: tuple[tuple[str, ...], ...] = ()
+
     # Training flags that Megatron checks together.
     data_sources: int = 1
     train_iters_and_samples: bool = False
