@@ -20,8 +20,11 @@ def export_meshes(document: PlanDocument) -> dict[str, str]:
 
 
 def hetero_settings(document: PlanDocument) -> dict[str, Any]:
-    """The section ``hetero`` with GPU types by name. Meshes are (tp, cp, ep, dp, pp); FlagScale wants one cp for all, and the samples of a
-    micro-step of the first mesh (dp x micro-batch) divisible by the dp of each."""
+    """The section ``hetero`` with GPU types by name.
+
+    Meshes are (tp, cp, ep, dp, pp); FlagScale wants one cp for all, and the samples of a micro-step of the first mesh
+    (dp x micro-batch) divisible by the dp of each.
+    """
     plan = plan_in(document)
     refusals = Refusals("flagscale")
     refusals.plain_pipeline(plan)

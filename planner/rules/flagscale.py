@@ -47,8 +47,8 @@ OWN: tuple[Rule, ...] = (
     Rule(
         "flagscale.H2",
         _whole_stages,
-        "a stage has no decoder layer: hetero_pipeline_layer_split counts these, and embedding and loss sit with those of "
-        "the first and the last of {f.pp} stages",
+        "a stage has no decoder layer: hetero_pipeline_layer_split counts these, and embedding and loss sit with those "
+        "of the first and the last of {f.pp} stages",
         "flagscale/train/arguments.py:80-224, hetero/parallel_context.py:114-177",
         "validate",
     ),
