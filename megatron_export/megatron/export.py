@@ -54,9 +54,9 @@ def export_megatron(
 ) -> dict[str, str]:
     """File name to text: arguments, environment, launch scripts, host file, README and the plan itself.
 
-    ``hosts`` names the plan's nodes in rank order, or maps hosts to pools or GPU types; ``site`` adds what the plan does
-    not know. Raises :class:`SpecError` for a document without a plan, an unknown launcher, a plan that the target refuses
-    (each broken rule is a fault), devices that cannot be launched, or a site that contradicts the plan.
+    ``hosts`` names the plan's nodes in rank order, or maps hosts to pools or GPU types; ``site`` adds what the plan
+    does not know. Raises :class:`SpecError` for a document without a plan, an unknown launcher, a plan that the target
+    refuses (each broken rule is a fault), devices that cannot be launched, or a site that contradicts the plan.
     """
     if document.plan is None:
         raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
