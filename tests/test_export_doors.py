@@ -7,7 +7,7 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.api.cli import main
+from meshwright.api.cli import run
 from meshwright.api.rest import create_app
 
 BODY = {
@@ -33,7 +33,7 @@ def test_the_command_writes_what_the_service_answers(service, tmp_path, capsys):
     for name, data in {"plan.json": plan, "site.json": SITE, "hosts.json": HOSTS}.items():
         (tmp_path / name).write_text(json.dumps(data))
     place = ["--site", str(tmp_path / "site.json"), "--hosts", str(tmp_path / "hosts.json")]
-    assert main(["export", str(tmp_path / "plan.json"), "--launcher", "slurm", *place, "--json"]) == 0
+    assert run(["export", str(tmp_path / "plan.json"), "--launcher", "slurm", *place, "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert {**files, "plan.json": ""} == {**answer, "plan.json": ""}
     assert "#SBATCH --nodelist=b,a" in files["job.sbatch"]
