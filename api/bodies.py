@@ -175,6 +175,19 @@ class DocumentBody(HeadroomBody):
     document: dict[str, Any] = Field(description="A plan document, as POST /v1/plans returns it")
 
 
+class ExportBody(Body):
+    """What the files of a plan need of a place: its launcher, its hosts, its site."""
+
+    launcher: str = "torchrun"
+    hosts: Any = Field(default=None, description="Host names in plan order, or an object from host to pool or GPU type")
+    site: dict[str, Any] | None = Field(
+        default=None,
+        description="account, partition, qos, reservation, time_limit, image, mounts, environment, megatron_path, "
+        "arguments",
+        examples=[{"account": "llm", "time_limit": "4:00:00"}],
+    )
+
+
 class CheckBody(Body):
     """Check Megatron arguments: legal for the target, and with a cluster also whether they fit."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from meshwright.megatron_export import EXPORTERS, LAUNCHERS
+from meshwright.megatron_export.launch import NO_SITE, Hosts, Site, hosts_of
 from meshwright.megatron_export.peers import PEER_EXPORTERS
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.rules import facts_of_plan, violations
@@ -16,13 +18,22 @@ from meshwright.specs.placement import placement_faults
 from meshwright.specs.plan import Plan
 from meshwright.specs.targets import load_target
 
+from .requests import Faults
+
 #: Earliest time that a zip archive can hold; a fixed one keeps the archive the same for the same plan.
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def export_files(document: PlanDocument, target: str | None = None, launcher: str = "torchrun") -> dict[str, str]:
+def export_files(
+    document: PlanDocument,
+    target: str | None = None,
+    launcher: str = "torchrun",
+    hosts: Hosts | None = None,
+    site: Site = NO_SITE,
+) -> dict[str, str]:
     """Name to text of every file. ``target`` must be the one that the plan was made for (None = that one), or the
-    format of another planner, which any legal plan that the format can say is written in.
+    format of another planner, which any legal plan that the format can say is written in. ``hosts`` and ``site`` fill
+    in what the plan does not know; other planners' formats hold neither.
 
     Raises :class:`SpecError` for another target, an unknown launcher, or a document without a plan;
     :class:`IllegalPlan` for a plan that the target refuses.
@@ -30,7 +41,7 @@ def export_files(document: PlanDocument, target: str | None = None, launcher: st
     if document.plan is None:
         raise SpecError(Fault("/plan", f"is null: there is nothing to export (status {document.status})"))
     made_for = document.inputs.target
-    if target in PEER_EXPORTERS:
+    if target in PEER_EXPORTERS and made_for.framework != target:
         require_launcher(launcher)
         _require_legal(document, document.plan)
         return _in_documents_terms(lambda: PEER_EXPORTERS[str(target)](document))
@@ -48,20 +59,22 @@ def export_files(document: PlanDocument, target: str | None = None, launcher: st
     exporter = EXPORTERS.get(made_for.framework)
     if exporter is None:
         raise SpecError(Fault("/target", f"there is no exporter for {made_for.framework}", tuple(EXPORTERS)))
-    return _in_documents_terms(lambda: exporter(document, launcher))
+    return _in_documents_terms(lambda: exporter(document, launcher, hosts, site), hosts is not None)
 
 
-def _in_documents_terms(files: Callable[[], dict[str, str]]) -> dict[str, str]:
+def _in_documents_terms(files: Callable[[], dict[str, str]], hosts_given: bool = False) -> dict[str, str]:
     """The files; faults point into the document."""
     try:
         return files()
     except SpecError as error:
-        raise SpecError(Fault(_in_document(f.pointer), f.message, f.alternatives) for f in error.faults) from None
+        raise SpecError(
+            Fault(_in_document(f.pointer, hosts_given), f.message, f.alternatives) for f in error.faults
+        ) from None
 
 
-def _in_document(pointer: str) -> str:
-    """Where the document holds what an exporter refuses: host names come with its cluster."""
-    if pointer == "/hosts":
+def _in_document(pointer: str, hosts_given: bool) -> str:
+    """Where the document holds what an exporter refuses: host names that are not given come with its cluster."""
+    if pointer == "/hosts" and not hosts_given:
         return "/document/inputs/cluster"
     return f"/document{pointer}" if pointer.startswith("/plan") else pointer
 
@@ -83,6 +96,15 @@ def require_launcher(launcher: str) -> None:
     """:class:`SpecError` for a launcher that no exporter knows."""
     if launcher not in LAUNCHERS:
         raise SpecError(Fault("/launcher", f"{launcher[:40]!r} is not a launcher", tuple(LAUNCHERS)))
+
+
+def read_place(hosts: Any, site: Any) -> tuple[Hosts | None, Site]:
+    """Hosts and site from plain data (None = not given); :class:`SpecError` names every wrong field of both."""
+    faults = Faults()
+    names = None if hosts is None else faults.of("", lambda: hosts_of(hosts))
+    place = NO_SITE if site is None else faults.of("", lambda: Site.read(site))
+    faults.raise_if_any()
+    return names, place or NO_SITE
 
 
 def zip_of(files: Mapping[str, str]) -> bytes:

@@ -19,9 +19,9 @@ from meshwright.specs.errors import Fault, SpecError
 
 from . import catalog
 from .answers import answer, estimate_data, estimate_document
-from .bodies import CheckBody, DocumentBody, EstimateBody, PlanBody
+from .bodies import CheckBody, DocumentBody, EstimateBody, ExportBody, PlanBody
 from .checks import run_check
-from .exports import export_files, zip_of
+from .exports import export_files, read_place, zip_of
 from .openapi import describe_bodies, json_body
 from .plan_files import plan_document
 from .problems import RequestError, install
@@ -32,6 +32,11 @@ from .store import PlanStore, plan_id
 T = TypeVar("T")
 
 _PLAN = {"model": PlanDocument, "description": "The plan document; status infeasible says that nothing fits, and why"}
+
+_FILES: dict[str, Any] = {
+    "description": "Names and texts, or a zip archive for `format=zip` or `Accept: application/zip`",
+    "content": {"application/json": {}, "application/zip": {}},
+}
 
 
 def create_app(store: PlanStore | None = None, max_workers: int | None = None) -> FastAPI:
@@ -106,12 +111,7 @@ def _add_plans(app: FastAPI, store: PlanStore, workers: _Workers) -> None:
         "/v1/plans/{plan_id}/export/{target}",
         tags=["plans"],
         summary="The files that run a plan",
-        responses={
-            200: {
-                "description": "Names and texts, or a zip archive for `format=zip` or `Accept: application/zip`",
-                "content": {"application/json": {}, "application/zip": {}},
-            }
-        },
+        responses={200: _FILES},
     )
     async def export_plan(
         plan_id: str,
@@ -120,12 +120,32 @@ def _add_plans(app: FastAPI, store: PlanStore, workers: _Workers) -> None:
         format: Annotated[str | None, Query(description="json or zip")] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
+        return await exported(plan_id, target, ExportBody(launcher=launcher), format, accept)
+
+    @app.post(
+        "/v1/plans/{plan_id}/export/{target}",
+        tags=["plans"],
+        summary="The files that run a plan, for given hosts and a site",
+        responses={200: _FILES},
+        openapi_extra=json_body(ExportBody),
+    )
+    async def export_plan_at(
+        plan_id: str,
+        target: str,
+        request: Request,
+        format: Annotated[str | None, Query(description="json or zip")] = None,
+        accept: Annotated[str, Header()] = "*/*",
+    ) -> Response:
+        return await exported(plan_id, target, ExportBody.read(await read_json(request)), format, accept)
+
+    async def exported(plan_id: str, target: str, body: ExportBody, format: str | None, accept: str) -> Response:
         if format not in (None, "json", "zip"):
             raise SpecError(Fault("/format", f"is not a form of the answer, got {format[:40]!r}", ("json", "zip")))
         document = stored(plan_id)
         if document.plan is None:
             raise RequestError(409, f"the answer holds no plan: {document.reason or document.status}")
-        files = await workers.run(partial(export_files, document, target, launcher))
+        hosts, site = read_place(body.hosts, body.site)
+        files = await workers.run(partial(export_files, document, target, body.launcher, hosts, site))
         if format == "zip" or (format is None and "application/zip" in accept):
             name = f'attachment; filename="{plan_id}.zip"'
             return Response(zip_of(files), media_type="application/zip", headers={"Content-Disposition": name})

@@ -22,7 +22,24 @@ Target = Annotated[
 Launcher = Annotated[
     str,
     typer.Option(
-        "--launcher", metavar="NAME", help="torchrun (default), slurm, ssh or kubernetes.", show_default=False
+        "--launcher",
+        metavar="NAME",
+        help="torchrun (default), slurm, ssh, kubernetes (a JobSet) or pytorchjob.",
+        show_default=False,
+    ),
+]
+Site = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        metavar="FILE",
+        help="Account, partition, image, mounts, environment, data and tokenizer arguments of a place (YAML or JSON).",
+    ),
+]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts", metavar="FILE", help="Host names in plan order, or a mapping of each host to its pool or GPU type."
     ),
 ]
 Folder = Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")]
@@ -34,6 +51,8 @@ def export(
     document: PlanFile = None,
     target: Target = None,
     launcher: Launcher = "torchrun",
+    site: Site = None,
+    hosts: Hosts = None,
     output: Folder = None,
     force: Force = False,
     json: Json = False,
@@ -44,9 +63,12 @@ def export(
     Examples:
       meshwright export plan.json -o run
       meshwright export plan.json --target megatron@0.19 --launcher slurm -o run
+      meshwright export plan.json --launcher slurm --site site.yaml --hosts hosts.yaml -o run
       meshwright export plan.json --target flagscale -o run
     """
+    from meshwright.megatron_export.launch import NO_SITE, Site, read_hosts
     from meshwright.specs.errors import Fault, SpecError
+    from meshwright.specs.files import read_document, read_text
 
     from ..answers import plan_of
     from ..exports import export_files, require_launcher
@@ -64,10 +86,12 @@ def export(
     if output is not None:
         faults.of("", lambda: require_folder(output, "/output"))
     plan = faults.of("", lambda: require_plan_file(document))
+    place = NO_SITE if site is None else faults.of("/site", lambda: Site.read(read_document(site), ""))
+    names = None if hosts is None else faults.of("/hosts", lambda: read_hosts(read_text(hosts)))
     faults.raise_if_any()
     assert plan is not None  # noqa: S101 - raise_if_any has raised otherwise
     plan_of(plan)
-    files = export_files(plan, target, launcher)
+    files = export_files(plan, target, launcher, names, place or NO_SITE)
     if output is not None:
         for path in write_folder(output, files, force=force):
             message(f"wrote {path}")

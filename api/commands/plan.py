@@ -21,7 +21,9 @@ Export = Annotated[
 Launcher = Annotated[
     str | None,
     typer.Option(
-        "--launcher", metavar="NAME", help="Launcher of --export: torchrun (default), slurm, ssh or kubernetes."
+        "--launcher",
+        metavar="NAME",
+        help="Launcher of --export: torchrun (default), slurm, ssh, kubernetes or pytorchjob.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Let --export replace files.")]

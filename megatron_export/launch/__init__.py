@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from .hosts import Hosts, hosts_of, in_plan_order, read_hosts
 from .program import Program
-from .scripts import LAUNCHERS, launch_files
+from .scripts import LAUNCHERS, START, launch_files
+from .site import NO_SITE, Site
 
-__all__ = ["LAUNCHERS", "Program", "launch_files"]
+__all__ = [
+    "LAUNCHERS",
+    "NO_SITE",
+    "START",
+    "Hosts",
+    "Program",
+    "Site",
+    "hosts_of",
+    "in_plan_order",
+    "launch_files",
+    "read_hosts",
+]

@@ -9,6 +9,8 @@ from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan, parse_range
 
+from .shell import label
+
 
 @dataclass(frozen=True)
 class Node:
@@ -39,7 +41,7 @@ def nodes_of_plan(plan: Plan, cluster: ClusterSpec, hosts: Sequence[str] | None 
             if count <= 0 or place >= pool.nodes:
                 raise SpecError(Fault("/plan/devices", f"ranks {device.ranks} do not fill nodes {device.nodes}"))
             name = device.host if len(places) == 1 and device.host else pool.hosts[place] if pool.hosts else None
-            rows.append((name or f"{pool.name}-node-{place}", name is not None, pool.name, first, count))
+            rows.append((name or f"{label(pool.name)}-node-{place}", name is not None, pool.name, first, count))
             first += count
         if first != ranks.stop:
             raise SpecError(Fault("/plan/devices", f"ranks {device.ranks} need more nodes than {device.nodes}"))

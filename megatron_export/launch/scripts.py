@@ -9,10 +9,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
-from .kubernetes import jobset
+from .kubernetes import jobset, pytorch_job
 from .nodes import Node
 from .program import Program
-from .shell import label
+from .shell import label, literal
+from .site import NO_SITE, Site
 
 #: torchrun's default port (torch/distributed/run.py).
 MASTER_PORT = 29500
@@ -24,7 +25,7 @@ _TORCHRUN = """\
 # NODE_RANK    place of this node in the plan (default: where its name stands in the host file)
 # HOSTFILE     host names in plan order, first word of each line (default: hostfile beside this script)
 # MASTER_ADDR  address of node 0 (default: first host); MASTER_PORT its port
-{notes}set -euo pipefail
+{notes}{literal}set -euo pipefail
 here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
 HOSTFILE=${{HOSTFILE:-$here/hostfile}}
 {defaults}MASTER_PORT=${{MASTER_PORT:-{port}}}
@@ -58,7 +59,7 @@ if [[ -z ${{NODE_RANK:-}} ]]; then
 fi
 MASTER_ADDR=${{MASTER_ADDR:-${{hosts[0]}}}}
 
-# shellcheck source=/dev/null
+{site}# shellcheck source=/dev/null
 source "$here/env.sh"
 {prepare}exec torchrun --nnodes "$nodes" --nproc-per-node {ranks} --node-rank "$NODE_RANK" \\
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
@@ -71,16 +72,16 @@ _SBATCH = """\
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={ranks}
-#SBATCH --exclusive{nodelist}
-# Submit from this folder: sbatch job.sbatch. Add your account, partition and time limit here or on the command line.
+#SBATCH --exclusive{lines}
+# Submit from this folder: sbatch job.sbatch.{missing}
 # PLAN_DIR overrides the folder.
-set -euo pipefail
+{literal}set -euo pipefail
 here=${{PLAN_DIR:-${{SLURM_SUBMIT_DIR:-$PWD}}}}
 {hosts}
 MASTER_ADDR=${{MASTER_ADDR:-$(awk '!/^#/ && NF {{print $1; exit}}' "$HOSTFILE")}}
 export HOSTFILE MASTER_ADDR
 # Slurm orders nodes by its own table, so each task looks its node up in the host file.
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash "$here/launch_torchrun.sh" "$@"
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 {container}bash "$here/launch_torchrun.sh" "$@"
 """
 
 _SLURM_HOSTS_KNOWN = "HOSTFILE=${HOSTFILE:-$here/hostfile}"
@@ -129,28 +130,46 @@ exit "$status"
 """
 
 
-def launch_torchrun(nodes: Sequence[Node], program: Program) -> str:
+def launch_torchrun(nodes: Sequence[Node], program: Program, site: Site = NO_SITE) -> str:
     """The script that starts one node."""
     settings = program.settings
+    chosen = {name: shlex.quote(value) for name, value in site.settings().items()}
+    defaults = [(item.name, chosen.get(item.name, item.default)) for item in settings]
     return _TORCHRUN.format(
         nodes=len(nodes),
         ranks=nodes[0].ranks,
         port=MASTER_PORT,
         notes="".join(f"# {item.name:<12} {item.help}\n" for item in settings),
-        defaults="".join(f"{item.name}=${{{item.name}:-{item.default}}}\n" for item in settings),
+        literal=literal(*site.settings().values()),
+        defaults="".join(f"{name}=${{{name}:-{value}}}\n" for name, value in defaults),
         check=f"\n{program.check}\n" if program.check else "",
+        site='# shellcheck source=/dev/null\nsource "$here/site.sh"\n' if site.environment else "",
         prepare=f"{program.prepare}\n" if program.prepare else "",
         command=program.command,
     )
 
 
-def launch_files(name: str, nodes: Sequence[Node], program: Program, launcher: str) -> dict[str, str]:
+def launch_files(
+    name: str, nodes: Sequence[Node], program: Program, launcher: str, site: Site = NO_SITE
+) -> dict[str, str]:
     """Files that start ``program`` on ``nodes``: the script of one node, the host file, and what ``launcher`` adds."""
+    environment = site.environment_file()
     return {
-        "launch_torchrun.sh": launch_torchrun(nodes, program),
+        "launch_torchrun.sh": launch_torchrun(nodes, program, site),
         "hostfile": hostfile(nodes),
-        **LAUNCHERS[launcher](name, nodes, program),
+        **({"site.sh": environment} if environment else {}),
+        **LAUNCHERS[launcher](name, nodes, program, site),
     }
+
+
+#: How the files of each launcher are started, for an export's README.
+START = {
+    "torchrun": "bash launch_torchrun.sh        # on every node",
+    "slurm": "sbatch job.sbatch              # from this folder",
+    "ssh": "bash launch_ssh.sh             # from a node that reaches all hosts",
+    "kubernetes": "kubectl apply -f jobset.yaml   # after the steps named in its first lines",
+    "pytorchjob": "kubectl apply -f pytorchjob.yaml   # after the steps named in its first lines",
+}
 
 
 def hostfile(nodes: Sequence[Node]) -> str:
@@ -164,28 +183,41 @@ def hostfile(nodes: Sequence[Node]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _torchrun(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
+def _torchrun(name: str, nodes: Sequence[Node], program: Program, site: Site) -> dict[str, str]:
     return {}
 
 
-def _slurm(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
+def _slurm(name: str, nodes: Sequence[Node], program: Program, site: Site) -> dict[str, str]:
     known = all(node.known for node in nodes)
     alike = len({node.gpu for node in nodes}) == 1
     hosts = _SLURM_HOSTS_KNOWN if known else _SLURM_HOSTS_ALIKE if alike else _SLURM_HOSTS_MIXED
-    nodelist = f"\n#SBATCH --nodelist={','.join(shlex.quote(node.host) for node in nodes)}" if known else ""
-    text = _SBATCH.format(name=label(name), nodes=len(nodes), ranks=nodes[0].ranks, nodelist=nodelist, hosts=hosts)
+    lines = [f"#SBATCH --nodelist={','.join(shlex.quote(node.host) for node in nodes)}"] if known else []
+    lines += site.sbatch_lines()
+    given = {"account": site.account, "partition": site.partition, "time limit": site.time_limit}
+    missing = [what for what, value in given.items() if value is None]
+    text = _SBATCH.format(
+        name=label(name),
+        nodes=len(nodes),
+        ranks=nodes[0].ranks,
+        lines="".join(f"\n{line}" for line in lines),
+        missing=f" Not set here: {', '.join(missing)}." if missing else "",
+        hosts=hosts,
+        literal=literal(*(mount.source or mount.target for mount in site.mounts)),
+        container=site.container_options("$here"),
+    )
     return {"job.sbatch": text}
 
 
-def _ssh(name: str, nodes: Sequence[Node], program: Program) -> dict[str, str]:
+def _ssh(name: str, nodes: Sequence[Node], program: Program, site: Site) -> dict[str, str]:
     names = " ".join([*(item.name for item in program.settings), "MASTER_PORT"])
     return {"launch_ssh.sh": _SSH.replace("@SETTINGS@", names)}
 
 
 #: Files that a launcher adds to ``launch_torchrun.sh`` and ``hostfile``.
-LAUNCHERS: dict[str, Callable[[str, Sequence[Node], Program], dict[str, str]]] = {
+LAUNCHERS: dict[str, Callable[[str, Sequence[Node], Program, Site], dict[str, str]]] = {
     "torchrun": _torchrun,
     "slurm": _slurm,
     "ssh": _ssh,
     "kubernetes": jobset,
+    "pytorchjob": pytorch_job,
 }

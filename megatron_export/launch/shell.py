@@ -17,6 +17,13 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text)).strip()
 
 
+def literal(*texts: str) -> str:
+    """A line that tells shellcheck that ``$`` and back quotes in these quoted texts are meant; empty without any."""
+    if any(char in text for text in texts for char in "$`"):
+        return "# shellcheck disable=SC2016  # quoted values are meant as they are\n"
+    return ""
+
+
 def argument_array(array: str, sections: Mapping[str, Sequence[tuple[str, ...]]]) -> str:
     """A bash array of this name with one flag a line and a comment a section."""
     lines = []

@@ -11,13 +11,14 @@ from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, Program, launch_files
+from ..launch import LAUNCHERS, NO_SITE, START, Hosts, Program, Site, in_plan_order, launch_files
 from ..launch.nodes import Node, nodes_of_plan
 from ..launch.program import Setting
-from ..launch.shell import argument_array, comment, exports, plain
+from ..launch.shell import argument_array, comment, exports, literal, plain
 from .arguments import read_arguments
 from .model_flags import Flags, expert_flags, model_flags
 from .plan_flags import batch_flags, memory_flags, numeric_flags, overlap_flags, parallel_flags
+from .site_flags import RUN, with_site
 
 #: Blackwell and later no longer need one connection to order communication after compute (arguments.py:1458).
 BLACKWELL = 10.0
@@ -50,12 +51,13 @@ _RUN: Flags = [
 
 
 def export_megatron(
-    document: PlanDocument, launcher: str = "torchrun", hosts: Sequence[str] | None = None
+    document: PlanDocument, launcher: str = "torchrun", hosts: Hosts | None = None, site: Site = NO_SITE
 ) -> dict[str, str]:
     """File name to text: arguments, environment, launch scripts, host file, README and the plan itself.
 
-    ``hosts`` names the plan's nodes in rank order. Raises :class:`SpecError` for a document without a plan, an unknown
-    launcher, a plan that the target refuses (each broken rule is a fault), or devices that cannot be launched.
+    ``hosts`` names the plan's nodes in rank order, or maps hosts to pools or GPU types; ``site`` adds what the plan
+    does not know. Raises :class:`SpecError` for a document without a plan, an unknown launcher, a plan that the target
+    refuses (each broken rule is a fault), devices that cannot be launched, or a site that contradicts the plan.
     """
     if document.plan is None:
         raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
@@ -66,12 +68,13 @@ def export_megatron(
     broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
     if broken:
         raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    nodes = nodes_of_plan(plan, inputs.cluster, hosts)
+    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
+    nodes = nodes_of_plan(plan, inputs.cluster, names)
     name = inputs.model.name
     return {
-        "train_args.sh": _train_args(document, plan),
+        "train_args.sh": _train_args(document, plan, site),
         "env.sh": _environment(plan, inputs.cluster),
-        **launch_files(name, nodes, PROGRAM, launcher),
+        **launch_files(name, nodes, PROGRAM, launcher, site),
         "README.md": _readme(document, plan, nodes, launcher),
         "plan.json": json.dumps(document.to_json(), indent=2, ensure_ascii=False) + "\n",
     }
@@ -94,7 +97,7 @@ def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
         "Memory": memory_flags(plan, document.inputs.workload),
         "Overlap and kernels": overlap_flags(plan, model, target.version),
         "Numerics": numeric_flags(workload),
-        "Run: placeholders that a plan does not decide": _RUN,
+        RUN: _RUN,
     }
     read_arguments([token for flags in sections.values() for flag in flags for token in flag], target.version)
     return sections
@@ -116,13 +119,14 @@ def _pools(plan: Plan) -> list[str]:
     return list(dict.fromkeys(group.pool for stage in plan.stages for group in stage.groups))
 
 
-def _train_args(document: PlanDocument, plan: Plan) -> str:
+def _train_args(document: PlanDocument, plan: Plan, site: Site) -> str:
     target = document.inputs.target
     head = [
         "# shellcheck shell=bash disable=SC2034",
         comment(f"Megatron arguments of {document.inputs.model.name} for {target.framework} {target.version}."),
     ]
-    return "\n".join(head) + "\n" + argument_array("MEGATRON_ARGS", megatron_arguments(document))
+    sections = with_site(megatron_arguments(document), site, plan.num_ranks, target.version)
+    return "\n".join(head) + "\n" + literal(*site.arguments) + argument_array("MEGATRON_ARGS", sections)
 
 
 def _environment(plan: Plan, cluster: ClusterSpec) -> str:
@@ -137,12 +141,6 @@ def _environment(plan: Plan, cluster: ClusterSpec) -> str:
 
 def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher: str) -> str:
     inputs = document.inputs
-    start = {
-        "torchrun": "bash launch_torchrun.sh        # on every node",
-        "slurm": "sbatch job.sbatch              # from this folder",
-        "ssh": "bash launch_ssh.sh             # from a node that reaches all hosts",
-        "kubernetes": "kubectl apply -f jobset.yaml   # after the two steps named in its first lines",
-    }[launcher]
     degrees = plan.stages[0].degrees
     pools = ", ".join(f"{sum(node.pool == pool for node in nodes)} x {pool}" for pool in _pools(plan))
     lines = [
@@ -154,7 +152,7 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
         "",
         "```",
         f"export MEGATRON_LM=/path/to/Megatron-LM   # core {inputs.target.version}: the folder with pretrain_gpt.py",
-        start,
+        START[launcher],
         "```",
         "",
         "| file | is |",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshwright.specs.document import PlanDocument
 
-from .flagscale import export_flagscale
+from ..flagscale.meshes import export_meshes
 from .flashflex import export_flashflex
 from .galvatron import export_galvatron
 from .metis import export_metis
@@ -15,7 +15,7 @@ from .sailor import export_sailor
 
 #: What writes a plan in each format, whatever target it was made for.
 PEER_EXPORTERS: dict[str, Callable[[PlanDocument], dict[str, str]]] = {
-    "flagscale": export_flagscale,
+    "flagscale": export_meshes,
     "flashflex": export_flashflex,
     "galvatron": export_galvatron,
     "metis": export_metis,

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.specs.document import PlanDocument
 
-from .terms import Refusals, decoder_layers, plan_in
+from ..terms import Refusals, decoder_layers, plan_in
 
 
 def export_flashflex(document: PlanDocument) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.plan import Stage
 
-from .terms import Refusals, decoder_layers, plan_in
+from ..terms import Refusals, decoder_layers, plan_in
 
 
 @dataclass(frozen=True)

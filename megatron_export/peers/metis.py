@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.specs.document import PlanDocument
 
-from .terms import Refusals, layers_with_ends, plan_in
+from ..terms import Refusals, layers_with_ends, plan_in
 
 
 def export_metis(document: PlanDocument) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.specs.document import PlanDocument
 
-from .terms import Refusals, blocks_of, plan_in
+from ..terms import Refusals, blocks_of, plan_in
 
 
 def export_nest(document: PlanDocument) -> dict[str, str]:

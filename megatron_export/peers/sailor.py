@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.specs.document import PlanDocument
 
-from .terms import Refusals, layers_with_ends, plan_in, replica_pools
+from ..terms import Refusals, layers_with_ends, plan_in, replica_pools
 
 #: Its names of GPU types; others keep ours.
 GPU_NAMES = {

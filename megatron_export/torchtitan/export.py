@@ -12,7 +12,7 @@ from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, Program, launch_files
+from ..launch import LAUNCHERS, NO_SITE, START, Hosts, Program, Site, in_plan_order, launch_files
 from ..launch.nodes import Node, nodes_of_plan
 from ..launch.program import Setting
 from ..launch.shell import plain
@@ -45,12 +45,15 @@ RELEASES = {"0.2": "torchtitan==0.2.2", "0.3": "torchtitan==0.3.0", "main": "tor
 
 
 def export_torchtitan(
-    document: PlanDocument, launcher: str = "torchrun", hosts: Sequence[str] | None = None
+    document: PlanDocument, launcher: str = "torchrun", hosts: Hosts | None = None, site: Site = NO_SITE
 ) -> dict[str, str]:
     """File name to text: configuration, environment, launch scripts, host file, README and the plan itself.
 
-    ``hosts`` names the plan's nodes in rank order. Raises :class:`SpecError` as :func:`export_megatron` does.
+    ``hosts`` and ``site`` as for :func:`export_megatron`, whose arguments of a site mean nothing to torchtitan. Raises
+    :class:`SpecError` as it does.
     """
+    if site.arguments:
+        raise SpecError(Fault("/site/arguments", "are Megatron-LM's; set data and tokenizer in the configuration"))
     if document.plan is None:
         raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
     if launcher not in LAUNCHERS:
@@ -61,12 +64,13 @@ def export_torchtitan(
     broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
     if broken:
         raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    nodes = nodes_of_plan(plan, inputs.cluster, hosts)
+    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
+    nodes = nodes_of_plan(plan, inputs.cluster, names)
     python = version_of(inputs.target) >= PYTHON_CONFIG
     return {
         **configuration_files(document),
         "env.sh": "# shellcheck shell=bash\n# Nothing to set for this plan.\n",
-        **launch_files(inputs.model.name, nodes, PROGRAMS[python], launcher),
+        **launch_files(inputs.model.name, nodes, PROGRAMS[python], launcher, site),
         "README.md": _readme(document, plan, nodes, launcher, python),
         "plan.json": json.dumps(document.to_json(), indent=2, ensure_ascii=False) + "\n",
     }
@@ -92,12 +96,6 @@ def configuration_files(document: PlanDocument) -> dict[str, str]:
 
 def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher: str, python: bool) -> str:
     inputs = document.inputs
-    start = {
-        "torchrun": "bash launch_torchrun.sh        # on every node",
-        "slurm": "sbatch job.sbatch              # from this folder",
-        "ssh": "bash launch_ssh.sh             # from a node that reaches all hosts",
-        "kubernetes": "kubectl apply -f jobset.yaml   # after the two steps named in its first lines",
-    }[launcher]
     degrees = plan.stages[0].degrees
     where = "`plan_config.py`" if python else "`train.toml`"
     rows = (
@@ -116,7 +114,7 @@ def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher:
         f"step; {plan.num_ranks} ranks on {len(nodes)} node(s). For {RELEASES[inputs.target.version]}.",
         "",
         "```",
-        start,
+        START[launcher],
         "```",
         "",
         "| file | is |",

@@ -30,6 +30,7 @@ from .derive import (
 )
 from .experts import EXPERTS
 from .facts import Facts
+from .flagscale import flagscale_rules
 from .grid import GRID
 from .layout import Layout, LayoutError
 from .models import MODELS
@@ -44,7 +45,11 @@ MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *RECOMPUTE,
 
 
 #: Rules by the name that a target gives in its field ``rules``.
-RULE_SETS: dict[str, tuple[Rule, ...]] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN}
+RULE_SETS: dict[str, tuple[Rule, ...]] = {
+    "flagscale": flagscale_rules(MEGATRON),
+    "megatron": MEGATRON,
+    "torchtitan": TORCHTITAN,
+}
 
 
 def family(rule_id: str) -> str:

@@ -250,6 +250,7 @@ def facts_of_plan(
         schedules=target.schedules,
         layout=layout,
         layout_fault=fault,
+        stage_pools=tuple(tuple(dict.fromkeys(group.pool for group in stage.groups)) for stage in plan.stages),
         overlap_p2p=options.overlap_p2p,
         sequence_parallel=options.sequence_parallel and degrees.tp > 1,
         tp_comm_overlap=options.tp_comm_overlap,

@@ -218,6 +218,9 @@ class Facts:
     loss_chunks: int = 1
     config_faults: tuple[str, ...] = ()
 
+    # FlagScale: pools of every stage; empty where a search has not chosen them yet.
+    stage_pools: tuple[tuple[str, ...], ...] = ()
+
     # Training flags that Megatron checks together.
     data_sources: int = 1
     train_iters_and_samples: bool = False

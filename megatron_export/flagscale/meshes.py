@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.specs.document import PlanDocument
-from meshwright.specs.plan import Stage
+from meshwright.specs.plan import Plan, Stage
 
-from .terms import Refusals, decoder_layers, plan_in
+from ..terms import Refusals, decoder_layers, plan_in
 
 
-def export_flagscale(document: PlanDocument) -> dict[str, str]:
+def export_meshes(document: PlanDocument) -> dict[str, str]:
     """``hetero.yaml``; :class:`~meshwright.specs.errors.SpecError` for what the format cannot say."""
     import yaml
 
@@ -19,8 +20,11 @@ def export_flagscale(document: PlanDocument) -> dict[str, str]:
 
 
 def hetero_settings(document: PlanDocument) -> dict[str, Any]:
-    """The section ``hetero``. Meshes are (tp, cp, ep, dp, pp); FlagScale wants one cp for all, and the samples of a
-    micro-step of the first mesh (dp x micro-batch) divisible by the dp of each."""
+    """The section ``hetero`` with GPU types by name.
+
+    Meshes are (tp, cp, ep, dp, pp); FlagScale wants one cp for all, and the samples of a micro-step of the first mesh
+    (dp x micro-batch) divisible by the dp of each.
+    """
     plan = plan_in(document)
     refusals = Refusals("flagscale")
     refusals.plain_pipeline(plan)
@@ -38,9 +42,14 @@ def hetero_settings(document: PlanDocument) -> dict[str, Any]:
         uneven = len({group.micro_batches for group in stage.groups}) > 1
         refusals.unless(not uneven, f"{at}/groups", "have different numbers of micro-batches")
     refusals.raise_if_any()
+    return settings_of_meshes(plan, [stage.groups[0].gpu for stage in plan.stages])
+
+
+def settings_of_meshes(plan: Plan, types: Sequence[str]) -> dict[str, Any]:
+    """The section ``hetero`` of a plan whose stages run on these device types."""
     meshes: list[list[Any]] = []
-    for stage in plan.stages:
-        key = _mesh(stage)
+    for stage, device_type in zip(plan.stages, types, strict=True):
+        key = _mesh(stage, device_type)
         if meshes and meshes[-1][0] == key:
             meshes[-1][1] += 1
         else:
@@ -49,10 +58,10 @@ def hetero_settings(document: PlanDocument) -> dict[str, Any]:
         "enable_hetero": True,
         "hetero_pipeline_layer_split": [decoder_layers(stage) for stage in plan.stages],
         "hetero_process_meshes": [value for (_, *degrees), count in meshes for value in (*degrees, count)],
-        "hetero_device_types": [gpu for (gpu, *_), _ in meshes],
+        "hetero_device_types": [device_type for (device_type, *_), _ in meshes],
     }
 
 
-def _mesh(stage: Stage) -> tuple[str, int, int, int, int]:
+def _mesh(stage: Stage, device_type: str) -> tuple[str, int, int, int, int]:
     degrees = stage.degrees
-    return stage.groups[0].gpu, degrees.tp, degrees.cp, degrees.ep, degrees.dp
+    return device_type, degrees.tp, degrees.cp, degrees.ep, degrees.dp
