@@ -86,6 +86,8 @@ class CostModel:
         self.stages_inside = 1
         #: Options of plans priced by this, beside those that a search always writes.
         self.plan_options: Mapping[str, object] = {}
+        #: Pools as the groups that share parameters, and sends between stages, meet them (:mod:`.uneven`).
+        self.gradient_pools = self.send_pools = cluster.pools
         kinds = block_kinds(model, workload)
         self.kinds: list[BlockKind] = [kind for kind, _ in kinds]
         self.blocks: BlockTable = table_of(kinds)
@@ -131,7 +133,7 @@ class CostModel:
         ]
         # Sharded parameters cross the network in the passes; where the pipeline is inside, keys have one tp*cp.
         block = int((keys.tp * keys.cp).max(initial=1))
-        sharded = [stage_levels(pool.levels, block, self.stages_inside) for pool in self.pools]
+        sharded = [stage_levels(pool.levels, block, self.stages_inside) for pool in self.gradient_pools]
         always = memory.WORKSPACE_BYTES + placeholder_bytes(self.kinds, at)
         for b, kind in enumerate(self.kinds):
             dense[:, b], expert[:, b] = trained_params(kind, at)
@@ -190,10 +192,11 @@ class CostModel:
         groups reach beyond a pool (:mod:`.mixed_stage`)."""
         if self.stages_inside > 1:
             return self._tail_by_block(
-                cells, pools or self.pools, row, pool, dense_params, expert_params, last_backward_s
+                cells, pools or self.gradient_pools, row, pool, dense_params, expert_params, last_backward_s
             )
         keys = cells.keys.take(np.asarray(row).reshape(-1))
-        return self._tail(keys, np.shape(row), pool, dense_params, expert_params, last_backward_s, pools or self.pools)
+        pools = pools or self.gradient_pools
+        return self._tail(keys, np.shape(row), pool, dense_params, expert_params, last_backward_s, pools)
 
     def _tail_by_block(self, cells: CellCosts, pools: tuple[Pool, ...], *arguments: npt.ArrayLike) -> Tail:
         """The tail where replicas of the pipeline are runs of ranks: levels hold what depends on tp*cp."""
@@ -281,7 +284,7 @@ class CostModel:
         ``distance``, or to another pool, whose slower end corrects them. Positions count stages in their usual order.
         """
         out, senders = np.zeros(volume.shape), keys.stage_ranks[row]
-        for g, pool in enumerate(self.pools):
+        for g, pool in enumerate(self.send_pools):
             inside = (source == g) & (sink == g)
             if inside.any():
                 if self.stages_inside == 1:

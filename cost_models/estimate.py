@@ -25,6 +25,7 @@ from .offload import activation_offload_s, host_update_s
 from .plan_schedule import ends_meet
 from .stage_sums import StageSums, stage_sums
 from .step import StepTime, step_time
+from .uneven import Spans, spans_of, uneven_pools
 
 
 def estimate(
@@ -35,13 +36,34 @@ def estimate(
     plan: Plan,
     memory_headroom: float = 0.0,
     multipliers: tuple[Multipliers, ...] | None = None,
+    spans: Spans | None = None,
 ) -> Estimate:
-    """What ``plan`` costs. ``memory_headroom`` is the share of usable memory left free for ``fits``.
+    """What ``plan`` costs. ``memory_headroom`` is the share of usable memory left free for ``fits``. ``spans`` are
+    what its groups share of unequal leaves, in place of what its devices say.
 
     Raises :class:`SpecError` where the plan names a pool or a block that the cluster or model has not, loses or
     repeats a block, or asks of its schedule what that does not run.
     """
-    costs, sums = stage_sums(model, cluster, workload, target, plan, multipliers)
+    if uneven_pools(cluster):
+        found = [
+            _estimate(model, cluster, workload, target, plan, memory_headroom, multipliers, each)
+            for each in dict.fromkeys((spans or spans_of(plan, cluster), Spans()))
+        ]
+        return max(found, key=lambda one: one.step_time_s)
+    return _estimate(model, cluster, workload, target, plan, memory_headroom, multipliers, None)
+
+
+def _estimate(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    target: Target,
+    plan: Plan,
+    memory_headroom: float,
+    multipliers: tuple[Multipliers, ...] | None,
+    spans: Spans | None,
+) -> Estimate:
+    costs, sums = stage_sums(model, cluster, workload, target, plan, multipliers, spans)
     step = plan_step(costs, plan, sums)
     alive = schedules.activation_peak_bytes(
         schedules.get(plan.schedule), sums.activations, sums.stash, plan.num_microbatches

@@ -25,6 +25,7 @@ from .plan_schedule import check_schedule, ends_meet, with_copies
 from .plan_switches import with_options
 from .protocol import STATIC, TERMS, CellCosts
 from .rank_order import stages_inside
+from .uneven import Spans, uneven_pools, views
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ def stage_sums(
     target: Target,
     plan: Plan,
     multipliers: tuple[Multipliers, ...] | None = None,
+    spans: Spans | None = None,
 ) -> tuple[CostModel, StageSums]:
-    """The cost model that prices ``plan`` and the sums of its stages."""
+    """The cost model that prices ``plan`` and the sums of its stages; ``spans`` as of :func:`.uneven.views`."""
     check_schedule(plan)
     modes, shardings = _lists(target, plan)
+    seen = views(cluster, plan, spans) if uneven_pools(cluster) else None
     costs = CostModel(
         model,
-        cluster,
+        seen.layers if seen else cluster,
         workload,
         with_options(target, plan),
         recompute_modes=modes,
@@ -82,6 +85,8 @@ def stage_sums(
         host_optimizer=plan.options.optimizer_offload_fraction,
         rank_order=plan.rank_order,
     ).over_stages(plan.pp)
+    if seen:
+        costs.gradient_pools, costs.send_pools = seen.gradients, seen.sends
     cells, rows = _cells(costs, plan, modes, shardings)
     placed = _placed(costs, plan, cells, rows)
     pools, shares = _slowest_groups(costs, plan, cells, placed)

@@ -7,6 +7,7 @@ from meshwright.cost_models.cells import CostModel, traits_of
 from meshwright.cost_models.estimate import estimate
 from meshwright.cost_models.learned import shape_of
 from meshwright.cost_models.multipliers import Multipliers
+from meshwright.cost_models.uneven import Spans
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.plan import Plan
 
@@ -20,8 +21,8 @@ def cost_model(request: PlanRequest) -> CostModel:
     )
 
 
-def estimate_of(request: PlanRequest, plan: Plan) -> Estimate:
-    """What a plan costs under the request's calibration, which the assumptions name."""
+def estimate_of(request: PlanRequest, plan: Plan, spans: Spans | None = None) -> Estimate:
+    """What a plan costs under the request's calibration, which the assumptions name; ``spans`` as of ``estimate``."""
     found = estimate(
         request.model,
         request.cluster,
@@ -30,6 +31,7 @@ def estimate_of(request: PlanRequest, plan: Plan) -> Estimate:
         plan,
         request.memory_headroom,
         multipliers_of(request),
+        spans,
     )
     if request.calibration is None:
         return found

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from meshwright.cost_models.uneven import uneven_pools
 from meshwright.specs.document import Alternative, Bound, Explanation, PlanDocument
+from meshwright.specs.plan import Plan
 
 from .answer.document import finish, inputs_of, plan_of, provenance
 from .answer.explain import describe, explain, seconds
+from .answer.leaves import on_leaves
 from .answer.no_fit import infeasible, smallest_fitting, undecided
 from .corrections import estimate_of
 from .engine.explore import Progress, Search
@@ -50,13 +53,18 @@ def plan(
         if not result.complete:
             return finish(undecided(request), request, result, started)
         return finish(infeasible(request, result, deadline), request, result, started)
-    chosen = plan_of(request, search, best)
-    figures = estimate_of(request, chosen)
-    bound_s = min(result.bound_s, figures.step_time_s)  # the same sum in another order may differ by rounding
+    placed = on_leaves(request, search, progress) if uneven_pools(request.cluster) else None
+    if placed:
+        search, result, best, figures = placed.search, placed.search.result, placed.best, placed.estimate
+        chosen, lowest_s = placed.plan_at(best), placed.bound_s
+    else:
+        chosen, lowest_s = plan_of(request, search, best), result.bound_s
+        figures = estimate_of(request, chosen)
+    bound_s = min(lowest_s, figures.step_time_s)  # the same sum in another order may differ by rounding
     gap = 1.0 - bound_s / figures.step_time_s
     if gap <= OPTIMAL_GAP:
         bound_s, gap = figures.step_time_s, 0.0
-    alternatives = other_plans(request, search, result, best)
+    alternatives = other_plans(request, search, result, best, placed.plan_at if placed else None)
     document = PlanDocument(
         status="optimal" if result.complete and gap == 0.0 else "feasible",
         complete=result.complete,
@@ -69,6 +77,7 @@ def plan(
         explanation=(
             Explanation(kind="choice", message=describe(chosen), data={}),
             *explain(result, best, chosen, figures, request.cluster),
+            *(placed.explanation if placed else ()),
             *_next_best(alternatives),
         ),
         provenance=provenance(request),
@@ -76,8 +85,15 @@ def plan(
     return finish(document, request, result, started)
 
 
-def other_plans(request: PlanRequest, search: Search, result: SearchResult, best: Finalist) -> list[Alternative]:
-    """The best plans whose degrees or pools differ from each other and from the best, fastest first."""
+def other_plans(
+    request: PlanRequest,
+    search: Search,
+    result: SearchResult,
+    best: Finalist,
+    plan_at: Callable[[Finalist], Plan] | None = None,
+) -> list[Alternative]:
+    """The best plans whose degrees or pools differ from each other and from the best, fastest first; ``plan_at`` gives
+    those of finalists that have one already."""
     out: list[Alternative] = []
     seen = {best.key}
     for finalist in sorted(result.finalists, key=lambda item: item.order):
@@ -85,7 +101,7 @@ def other_plans(request: PlanRequest, search: Search, result: SearchResult, best
             continue
         seen.add(finalist.key)
         slower = finalist.step_time_s / best.step_time_s - 1
-        other = plan_of(request, search, finalist)
+        other = plan_at(finalist) if plan_at else plan_of(request, search, finalist)
         out.append(
             Alternative(
                 plan=other,

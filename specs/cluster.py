@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from .base import Document
 from .fields import Count, NonNegative, Positive, Ratio
@@ -40,6 +40,13 @@ class GpuType(Document):
         return precision in self.peak_flops
 
 
+class LevelInstance(Document):
+    """One leaf, rack or island of a level whose instances are unequal, with its nodes by their index in the pool."""
+
+    name: str
+    nodes: tuple[NonNegativeInt, ...] = Field(min_length=1)
+
+
 class NetworkLevel(Document):
     """One level of the network, innermost first.
 
@@ -49,7 +56,8 @@ class NetworkLevel(Document):
     are silent; None: no more than ``bandwidth_bytes_per_s``. ``in_network_reduction``: the switches add up all-reduces
     (SHARP). ``peer_to_peer``: GPUs reach each other without passing through host memory (PCIe boards of consumer cards
     mostly do not). ``ring``: what the level joins stands in a ring, one dimension of a torus; the bandwidth is that of
-    both directions together.
+    both directions together. ``instances`` says which nodes each instance joins where they are unequal or not in order;
+    empty: equal instances of ``span`` GPUs, in order. ``span`` then is that of the largest.
     """
 
     name: str
@@ -62,6 +70,7 @@ class NetworkLevel(Document):
     peer_to_peer: bool = True
     ring: bool = False
     port_bytes_per_s: Positive | None = None
+    instances: tuple[LevelInstance, ...] = ()
     source: str = ""
 
 
@@ -94,7 +103,47 @@ class Pool(Document):
             raise ValueError(f"hosts lists {len(self.hosts)} names for {self.nodes} nodes")
         if self.hosts is not None and len(set(self.hosts)) != len(self.hosts):
             raise ValueError("hosts lists a name twice")
+        for index, level in enumerate(self.levels):
+            wrong = instance_faults(self.levels, index, self.nodes, self.gpus_per_node) if level.instances else []
+            if wrong:
+                raise ValueError(f"levels/{index}/instances {wrong[0]}")
         return self
+
+    @property
+    def uneven_level(self) -> int | None:
+        """Index of the level whose instances are listed; None where all levels have equal ones."""
+        return next((index for index, level in enumerate(self.levels) if level.instances), None)
+
+
+def instance_faults(levels: tuple[NetworkLevel, ...], index: int, nodes: int, gpus_per_node: int) -> list[str]:
+    """What is wrong with the instances of ``levels[index]`` in a pool of ``nodes`` nodes; empty if nothing is."""
+    level = levels[index]
+    held = [node for instance in level.instances for node in instance.nodes]
+    names = [instance.name for instance in level.instances]
+    out = []
+    if beyond := sorted({node for node in held if node >= nodes}):
+        out.append(f"name node {beyond[0]}; the pool has nodes 0 to {nodes - 1}")
+    elif missing := sorted(set(range(nodes)) - set(held)):
+        out.append(f"leave out node {missing[0]}")
+    if len(set(held)) < len(held):
+        out.append(f"hold node {next(one for one, other in pairwise(sorted(held)) if one == other)} twice")
+    if len(set(names)) < len(names):
+        out.append("have a name twice")
+    if index != len(levels) - 2:
+        out.append("need exactly one level beyond theirs, which joins them")
+    else:
+        outer = levels[-1]
+        rates = [each.bandwidth_bytes_per_s / each.oversubscription for each in (level, outer)]
+        if rates[1] > rates[0] or outer.latency_s < level.latency_s:
+            out.append(f"are joined by {outer.name}, which must not be faster or nearer than {level.name}")
+        if level.ring or outer.ring:
+            out.append("cannot be those of a ring")
+    if index and levels[index - 1].span > gpus_per_node:
+        out.append(f"join nodes, but {levels[index - 1].name} below spans more than a node")
+    largest = max(len(instance.nodes) for instance in level.instances) * gpus_per_node
+    if level.span != largest:
+        out.append(f"hold up to {largest} GPUs, but span is {level.span}")
+    return out
 
 
 class PoolLink(Document):

@@ -17,6 +17,7 @@
           - {link: nvlink3, span: 8}
           - {name: leaf, kind: roce, bandwidth: 200 Gbit/s, latency: 5 us, span: 16}
           - {name: spine, link: roce-200, span: all, oversubscription: 4}
+                                   # instances: {a: "0-1", b: "2-3"} in place of span: the nodes of each leaf
     inter_pool: {link: ethernet-100}       # default: the slower pool's fabric
     links:                                 # pairs of pools that another network joins
       - {between: [H100-SXM, A100-80GB], kind: wan, bandwidth: 1 Gbit/s, latency: 10 ms}
@@ -33,7 +34,7 @@ from __future__ import annotations
 from typing import Any
 
 from .catalog import CatalogEntry, Link, links, resolve_gpu
-from .cluster import MAX_GPUS, ClusterSpec, GpuType, NetworkLevel, Pool
+from .cluster import MAX_GPUS, ClusterSpec, GpuType, LevelInstance, NetworkLevel, Pool, instance_faults
 from .cluster_build import Wiring, fabric_level, reference_pool, slower_fabric, speed
 from .cluster_forms import ClusterForm, GpuForm, JoinForm, LevelForm, LinkForm, PoolForm
 from .errors import Fault, SpecError
@@ -204,10 +205,20 @@ def _given_levels(
     made: list[NetworkLevel] = []
     for index, level in enumerate(levels):
         span = nodes * per_node if level.span is None else level.span
+        if level.instances and level.span is None:
+            span = per_node * max(len(held) for held in level.instances.values())
         try:
-            made.append(_level(level, span, f"level-{index}", f"{pointer}/levels/{index}"))
+            one = _level(level, span, f"level-{index}", f"{pointer}/levels/{index}")
+            listed = tuple(LevelInstance(name=name, nodes=held) for name, held in level.instances.items())
+            made.append(one.model_copy(update={"instances": listed}))
         except SpecError as error:
             faults += error.faults
+    if not faults:
+        faults = [
+            Fault(f"{pointer}/levels/{index}/instances", message)
+            for index, level in enumerate(made)
+            for message in (instance_faults(tuple(made), index, nodes, per_node) if level.instances else ())
+        ]
     if faults:
         raise SpecError(faults)
     host_memory_bytes = kind.entry.node.host_memory_bytes if kind.entry else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from .base import Document
-from .cluster import LinkKind, Precision
+from .cluster import MAX_GPUS, LinkKind, Precision
 from .fields import Count, Ratio
 from .units import bandwidth_bytes_per_s, duration_s, rate_flops, size_bytes
 
@@ -17,6 +18,23 @@ Rate = Annotated[float, BeforeValidator(rate_flops)]
 Duration = Annotated[float, BeforeValidator(duration_s)]
 Span = Annotated[Count | None, BeforeValidator(lambda value: None if value == "all" else value)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _nodes(value: Any) -> tuple[int, ...]:
+    """Node indices from ``0-3``, ``0-3,7``, 7, or a list of such."""
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    out: list[int] = []
+    for part in parts:
+        match = re.fullmatch(r"\s*(\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", str(part))
+        if not match or int(match[2] or match[1]) < int(match[1]) or int(match[2] or 0) >= MAX_GPUS:
+            raise ValueError(f"{str(part)[:40]!r} is not a range of nodes such as 0-3")
+        out += range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(out) > MAX_GPUS:
+            raise ValueError(f"holds more than {MAX_GPUS} nodes")
+    return tuple(out)
+
+
+Nodes = Annotated[tuple[int, ...], BeforeValidator(_nodes)]
 MAX_POOLS = 1000
 
 
@@ -62,9 +80,11 @@ class PoolLinkForm(JoinForm):
 
 
 class LevelForm(JoinForm):
-    """One level of a pool's network; ``span`` in GPUs; ``all`` (None) joins the whole pool."""
+    """One level of a pool's network; ``span`` in GPUs; ``all`` (None) joins the whole pool. ``instances`` in place of
+    ``span``: the nodes of each."""
 
     span: Span = None
+    instances: dict[Name, Nodes] = Field(default_factory=dict)
 
 
 class PoolForm(Document):

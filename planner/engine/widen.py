@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.cost_models.cells import CostModel
 from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.rank_order import DATA_INSIDE, PIPELINE_INSIDE
+from meshwright.cost_models.uneven import at_worst, uneven_pools
 from meshwright.specs.batch import BoolArray, FloatArray
 
 from ..request import PlanRequest
@@ -66,7 +67,10 @@ _Promising = tuple[PricedBatch, BoolArray]
 
 
 def searched(request: PlanRequest, progress: Progress | None = None, first_fit: bool = False) -> Search:
-    """The search of a request with the results of all waves; with ``first_fit`` up to the first plan that fits."""
+    """The search of a request with the results of all waves; with ``first_fit`` up to the first plan that fits.
+    Leaves of unequal size are taken at their worst (:func:`.at_worst`)."""
+    if uneven_pools(request.cluster):
+        request = request.model_copy(update={"cluster": at_worst(request.cluster)})
     search = pinned_search(without_forbidden(request), progress)
     layers = int(search.request.fix.get("activation_offload_layers", 0))
     if layers:
