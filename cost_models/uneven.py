@@ -77,13 +77,16 @@ def in_one(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def at_worst(cluster: ClusterSpec) -> ClusterSpec:
-    """The cluster with leaves of as many nodes as divide every leaf: what side by side they can always hold."""
-    pools = []
-    for pool in cluster.pools:
-        at = pool.uneven_level
-        sizes = [len(instance.nodes) for instance in pool.levels[at].instances] if at is not None else [pool.nodes]
-        pools.append(with_span(pool, gcd(*sizes) * pool.gpus_per_node))
-    return cluster.model_copy(update={"pools": tuple(pools)})
+    """The cluster with the leaves of :func:`equal_leaves`."""
+    return cluster.model_copy(update={"pools": tuple(equal_leaves(pool) for pool in cluster.pools)})
+
+
+def equal_leaves(pool: Pool) -> Pool:
+    """The pool with leaves of as many nodes as divide every leaf: what nodes side by side can always share."""
+    at = pool.uneven_level
+    if at is None:
+        return pool
+    return with_span(pool, gcd(*(len(instance.nodes) for instance in pool.levels[at].instances)) * pool.gpus_per_node)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 from meshwright.cost_models.uneven import INSIDE, WORST, Spans, leaf_of_nodes, spans_of, spans_on
 from meshwright.megatron_export.launch.nodes import nodes_of_plan
 from meshwright.planner.answer.leaves import ordered
+from meshwright.planner.answer.no_fit import resized
 from meshwright.planner.corrections import estimate_of
 from meshwright.planner.engine.node_order import node_order, with_order
 from meshwright.planner.search import plan
@@ -156,6 +157,13 @@ def test_a_plan_names_its_nodes_and_what_their_order_gains():
     assert document.bound.step_time_s <= document.estimate.step_time_s
     assert document.model_copy(update={"run": None}) == plan(asked).model_copy(update={"run": None})
     assert ordered(asked, laid)[0].devices == laid.devices
+
+
+def test_a_pool_of_another_size_has_the_leaves_that_divide_all():
+    pool = cluster(6, {"a": "0,2", "b": [1, "3-5"]}).pools[0]
+    spans = {nodes: [level.span for level in resized(pool, nodes).levels] for nodes in (1, 2, 5, 12)}
+    assert spans == {1: [2], 2: [2, 4], 5: [2, 4, 10], 12: [2, 4, 24]}
+    assert resized(pool, 5).uneven_level is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from meshwright.cost_models.protocol import STATIC
+from meshwright.cost_models.uneven import equal_leaves
 from meshwright.specs.batch import CellKeys
 from meshwright.specs.catalog import gpu as catalog_gpu
 from meshwright.specs.cluster import ClusterSpec, Pool
@@ -212,7 +213,9 @@ def node_size(pool: Pool) -> int:
 
 
 def resized(pool: Pool, nodes: int) -> Pool:
-    """The pool with another number of nodes; its outermost level spans them. Host names are not kept."""
+    """The pool with another number of nodes; its outermost level spans them. Host names are not kept, unequal
+    leaves become equal ones."""
+    pool = equal_leaves(pool)
     total = nodes * pool.gpus_per_node
     inner = [level for level in pool.levels[:-1] if level.span < total]
     outer = pool.levels[-1].model_copy(update={"span": max(total, (inner[-1].span + 1) if inner else total)})
