@@ -42,6 +42,9 @@ def plan(
             request = request.model_copy(update={"cluster": found, "objective": "time"})
     search = searched(request, progress)
     result = search.result
+    placed = on_leaves(request, search, progress) if uneven_pools(request.cluster) and result.best else None
+    if placed:
+        search, result = placed.search, placed.search.result
     if keep is not None:
         keep(result)
     best = result.best
@@ -53,9 +56,8 @@ def plan(
         if not result.complete:
             return finish(undecided(request), request, result, started)
         return finish(infeasible(request, result, deadline), request, result, started)
-    placed = on_leaves(request, search, progress) if uneven_pools(request.cluster) else None
     if placed:
-        search, result, best, figures = placed.search, placed.search.result, placed.best, placed.estimate
+        best, figures = placed.best, placed.estimate
         chosen, lowest_s = placed.plan_at(best), placed.bound_s
     else:
         chosen, lowest_s = plan_of(request, search, best), result.bound_s

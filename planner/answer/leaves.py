@@ -55,7 +55,7 @@ def on_leaves(request: PlanRequest, worst: Search, progress: Progress | None) ->
                 continue
             if any(plan.stages == other.stages and plan.options == other.options for _, _, other, _, _ in found):
                 continue
-            plan, why = ordered(request, plan)
+            plan, why = ordered(request, plan, best_s)
             figures = estimate_of(request, plan)
             best_s = min(best_s, figures.step_time_s)
             found.append((replace(finalist, step_time_s=figures.step_time_s), search, plan, figures, why))
@@ -74,12 +74,13 @@ def on_leaves(request: PlanRequest, worst: Search, progress: Progress | None) ->
     return OnLeaves(search, bound_s, best, figures, plans, (why,) if why else ())
 
 
-def ordered(request: PlanRequest, plan: Plan) -> tuple[Plan, Explanation | None]:
-    """The plan with its nodes in the quickest order, and what that gains over the cluster's own order."""
+def ordered(request: PlanRequest, plan: Plan, limit_s: float = float("inf")) -> tuple[Plan, Explanation | None]:
+    """The plan with its nodes in the quickest order, and what that gains over the cluster's own order; orders that take
+    ``limit_s`` or more are not sought."""
     if not placeable(plan, request.cluster):
         return plan, None
     pool = request.cluster.pool(plan.devices[0].pool)
-    found = node_order(plan, pool, lambda spans: estimate_of(request, plan, spans).step_time_s)
+    found = node_order(plan, pool, lambda spans: estimate_of(request, plan, spans).step_time_s, limit_s)
     if found.method == "declared":
         return plan, None
     plain_s = estimate_of(request, plan).step_time_s

@@ -22,7 +22,7 @@ from meshwright.specs.cluster import Pool
 from meshwright.specs.plan import Devices, Plan, format_range
 
 #: Places of the largest integer programme, and the deterministic time that one gets.
-MAX_PLACES, SOLVER_TIME = 64, 2.0
+MAX_PLACES, SOLVER_TIME = 64, 0.25
 #: Smallest parts tried for each kind of group; between them the next smaller one speaks.
 MAX_PARTS = 6
 #: An order this near the plan in one leaf is left as it is.
@@ -43,9 +43,10 @@ class NodeOrder:
     proven: bool
 
 
-def node_order(plan: Plan, pool: Pool, step_s: Callable[[Spans], float]) -> NodeOrder:
+def node_order(plan: Plan, pool: Pool, step_s: Callable[[Spans], float], limit_s: float = float("inf")) -> NodeOrder:
     """The order of the nodes of ``pool`` under which ``plan``, which lies in it alone, is quickest. ``step_s`` prices
-    what its groups share. The order of the cluster stands where none gains."""
+    what its groups share. The order of the cluster stands where none gains. The programme seeks no order that takes
+    more than ``limit_s``: ``proven`` then says that none is quicker than that."""
     price, leaves = cache(step_s), leaf_of_nodes(pool)
     places = -(-plan.num_ranks // pool.gpus_per_node)
 
@@ -60,8 +61,8 @@ def node_order(plan: Plan, pool: Pool, step_s: Callable[[Spans], float]) -> Node
             best, best_s, method = order, order_s, "by leaf"
     proven = best_s <= price(Spans()) * (1 + NEAR)
     if not proven and places <= MAX_PLACES:
-        options = list(_options(plan, pool.gpus_per_node, price, best_s))
-        solved, optimal = _solved(plan, pool, leaves, best, options)
+        options = list(_options(plan, pool.gpus_per_node, price, min(best_s, limit_s)))
+        solved, optimal = _solved(plan, pool, leaves, best, options) if options else (leaves[best], True)
         proven = optimal and not any(_thinned(plan, view, pool.gpus_per_node) for view in ("layers", "gradients"))
         order = _with_nodes(solved, leaves)
         order_s = of(order)
