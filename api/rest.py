@@ -56,7 +56,7 @@ def create_app(store: PlanStore | None = None, max_workers: int | None = None) -
     async def healthz() -> dict[str, str]:
         return {"status": "ok", "version": app.version}
 
-    describe_bodies(app, (PlanBody, EstimateBody, DocumentBody, CheckBody))
+    describe_bodies(app, (PlanBody, EstimateBody, DocumentBody, CheckBody, ExportBody))
     return app
 
 
