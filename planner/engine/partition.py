@@ -249,6 +249,9 @@ def split_chunks(busy_s: FloatArray, virtual: int, counted: FloatArray) -> IntAr
         scale = busy_s.sum(axis=-1).max(axis=-1)[:, None, None] / chunks
         powered = []
         for stage in range(stages):
+            if stage and np.array_equal(busy_s[:, stage], busy_s[:, stage - 1]):
+                powered.append(powered[-1])  # stages of one GPU type take the same time
+                continue
             share = np.where(enough, _range_sum(busy_s[:, stage], width), _INF) / np.maximum(scale, 1e-300)
             square = share * share
             fourth = square * square
