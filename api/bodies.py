@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic.json_schema import WithJsonSchema
@@ -60,6 +60,12 @@ def _arguments(value: Any) -> str | list[str]:
     raise ValueError("must be an argument line as text, or a list of texts")
 
 
+def _configuration(value: Any) -> str | dict[str, Any] | None:
+    if value is None or isinstance(value, str | dict):
+        return value
+    raise ValueError("must be the text of a configuration or an object")
+
+
 Headroom = Annotated[float, Field(ge=0, lt=1)]
 Choice = Annotated[Any, BeforeValidator(_choice), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})]
 Arguments = Annotated[
@@ -67,6 +73,15 @@ Arguments = Annotated[
     BeforeValidator(_arguments),
     Field(description="Argument line, script text, or list of arguments"),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+FormatName = Literal["megatron", "deepspeed", "accelerate"]
+Configuration = Annotated[
+    Any,
+    BeforeValidator(_configuration),
+    Field(description="Text of a configuration file, or its JSON object"),
+    WithJsonSchema({**_TEXT_OR_OBJECT, "examples": [{"zero_optimization": {"stage": 3}, "train_batch_size": 64}]}),
 ]
 
 
@@ -188,14 +203,51 @@ class ExportBody(Body):
     )
 
 
-class CheckBody(Body):
-    """Check Megatron arguments: legal for the target, and with a cluster also whether they fit."""
+class ScriptWorkload(Body):
+    """What a configuration leaves to the training script."""
 
-    target: str = DEFAULT_TARGET
-    arguments: Arguments
+    global_batch_size: PositiveInt | None = None
+    seq_length: PositiveInt | None = None
+    precision: str | None = None
+
+    def given(self) -> dict[str, int | str]:
+        """The fields that have a value."""
+        return {name: value for name, value in self if value is not None}
+
+
+class ScriptDegrees(Body):
+    """Choices that a configuration leaves to the training script."""
+
+    tp: PositiveInt | None = None
+    pp: PositiveInt | None = None
+    micro_batch_size: PositiveInt | None = None
+    recompute: str | None = None
+
+    def given(self) -> dict[str, int | str]:
+        """The choices that have a value."""
+        return {name: value for name, value in self if value is not None}
+
+
+class CheckBody(Body):
+    """Check a configuration: legal for the target, and with a cluster also whether it fits; with ``compare`` also how
+    far it is from the best plan. Give ``arguments`` (Megatron) or ``configuration`` (any format).
+
+    ``model``, ``workload`` and ``degrees`` complete formats that leave them to the training script.
+    """
+
+    target: str | None = Field(default=None, description="By default the format's framework in its default version")
+    format: FormatName | None = Field(default=None, description="By default told from the content")
+    arguments: Arguments | None = None
+    configuration: Configuration = None
     world_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     cluster: Cluster = None
+    model: Model = None
+    workload: ScriptWorkload = ScriptWorkload()
+    degrees: ScriptDegrees = ScriptDegrees()
     env: dict[str, str] = Field(default_factory=dict, examples=[{"CUDA_DEVICE_MAX_CONNECTIONS": "1"}])
     te_version: str | None = None
     sm: PositiveFloat | None = Field(default=None, description="Compute capability, such as 9.0")
     memory_headroom: Headroom = 0.0
+    compare: bool = Field(default=False, description="Search for the best plan and compare with it")
+    work_limit: PositiveInt | None = None
+    deadline_s: Annotated[PositiveFloat, Field(le=3600)] | None = DEFAULT_DEADLINE_S

@@ -182,22 +182,6 @@ def _bullets(console: Console, title: str, lines: list[str]) -> None:
             console.print(f"- {line}", soft_wrap=True)
 
 
-def print_check(result: dict[str, Any]) -> None:
-    """The verdict of a check with every broken rule."""
-    console = _console()
-    fits = {None: "", True: ", fits", False: ", does NOT fit"}[result["fits"]]
-    console.print(Text(("legal" if result["legal"] else "ILLEGAL") + fits, style="bold"))
-    for row in result["violations"]:
-        valid = f" (valid: {', '.join(map(str, row['alternatives']))})" if row["alternatives"] else ""
-        console.print(f"- {row['rule']}: {row['message']}{valid}")
-    if result["estimate"] is not None:
-        figures = Estimate.model_validate(result["estimate"])
-        console.print(f"step time {seconds(figures.step_time_s)}, MFU {figures.mfu:.1%}")
-        for index, stage in enumerate(figures.stages):
-            used, limit = stage.reserved_bytes / GIB, stage.limit_bytes / GIB
-            console.print(f"stage {index}: {used:.1f} of {limit:.1f} GiB")
-
-
 def print_model(data: dict[str, Any]) -> None:
     """The description of a model."""
     console = _console()

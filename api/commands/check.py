@@ -8,7 +8,7 @@ import typer
 
 from .. import exit_codes, options
 
-File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="Script, YAML or argument file, instead of --.")]
+File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="Configuration of any format, instead of --.")]
 WorldSize = Annotated[
     str | None, typer.Option("--world-size", metavar="N", help="Number of ranks. Required without --cluster.")
 ]
@@ -20,6 +20,19 @@ Cluster = Annotated[
     str | None,
     options.option("--cluster", f"{options.CLUSTER_FORMS}. Tells also whether the plan fits.", "CLUSTER"),
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="NAME", help="megatron, deepspeed or accelerate. By default told from the content."
+    ),
+]
+Model = Annotated[
+    str | None,
+    options.option("--model", "Model (preset or file), where the configuration does not say it.", "MODEL"),
+]
+GlobalBatchSize = Annotated[str | None, options.option("--global-batch-size", "Sequences a step, likewise.", "N")]
+SeqLength = Annotated[str | None, options.option("--seq-length", "Tokens a sequence, likewise.", "N")]
+Compare = Annotated[bool, typer.Option("--compare", help="Search for the best plan too, and compare with it.")]
 
 
 def check(
@@ -32,17 +45,31 @@ def check(
     te_version: TeVersion = None,
     sm: Sm = None,
     memory_headroom: options.Headroom = None,
+    format: Format = None,
+    model: Model = None,
+    global_batch_size: GlobalBatchSize = None,
+    seq_length: SeqLength = None,
+    precision: options.Precision = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    micro_batch_size: options.MicroBatchSize = None,
+    recompute: options.Recompute = None,
+    compare: Compare = False,
+    deadline: options.Deadline = None,
+    work_limit: options.WorkLimit = None,
     json: options.Json = False,
     output: options.Output = None,
 ) -> int:
-    """Check Megatron arguments: every broken rule, and with a cluster whether they fit.
+    """Check a configuration of your own: every broken rule, and with a cluster whether it fits.
 
+    Reads Megatron arguments (after --, or a script or YAML), DeepSpeed JSON and Accelerate YAML. No file is ever run.
     Exit code 4: illegal for the target. 3: legal, but does not fit.
 
     \b
     Examples:
       meshwright check --world-size 64 -- --num-layers 80 --hidden-size 8192 ...
-      meshwright check --cluster 64xH100 train.sh
+      meshwright check --cluster 64xH100 --compare train.sh
+      meshwright check --cluster 8xH100 --model llama-3.1-8b --seq-length 4096 ds_config.json
       meshwright check --world-size 8 --env CUDA_DEVICE_MAX_CONNECTIONS=1 --json -- --num-layers 32 ...
     """
     from ..checks import run_check
@@ -54,7 +81,7 @@ def check(
     result = run_check(_body(context), files=True)
     deliver(result, as_json=json, output=output)
     if not json:
-        from ..render import print_check
+        from ..render_check import print_check
 
         print_check(result)
     if not result["legal"]:
@@ -72,9 +99,18 @@ def _body(context: typer.Context) -> dict[str, Any]:
     if tail is not None and params["file"] is not None:
         raise SpecError(Fault("/arguments", "give a file or arguments after --, not both"))
     if tail is None and params["file"] is None:
-        raise SpecError(Fault("/arguments", "give Megatron arguments after --, or a file"))
-    body: dict[str, Any] = {"arguments": list(tail) if tail is not None else read_text(params["file"], "/file")}
-    body |= {name: params[name] for name in ("target", "cluster", "te_version") if params[name] is not None}
+        raise SpecError(Fault("/arguments", "give arguments after --, or a file"))
+    body: dict[str, Any] = (
+        {"arguments": list(tail)} if tail is not None else {"configuration": read_text(params["file"], "/file")}
+    )
+    for name in ("target", "cluster", "model", "format", "te_version"):
+        if params[name] is not None:
+            body[name] = params[name]
+    body["workload"] = options.workload_of(params)
+    body["degrees"] = options.degrees_of(params)
+    body |= options.search_of(params)
+    if params["compare"]:
+        body["compare"] = True
     if params["world_size"] is not None:
         body["world_size"] = integer(params["world_size"])
     if params["env"]:

@@ -16,6 +16,8 @@ from meshwright.specs.model import ModelSpec
 from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
+from .accelerate import ACCELERATE
+from .deepspeed import DEEPSPEED
 from .derive import (
     FP8_RECIPES,
     FSDP_STRATEGIES,
@@ -49,6 +51,8 @@ RULE_SETS: dict[str, tuple[Rule, ...]] = {
     "flagscale": flagscale_rules(MEGATRON),
     "megatron": MEGATRON,
     "torchtitan": TORCHTITAN,
+    "deepspeed": DEEPSPEED,
+    "accelerate": ACCELERATE,
 }
 
 

@@ -216,10 +216,36 @@ class Facts:
     compiled: bool = False
     attention_backend: str = "sdpa"
     loss_chunks: int = 1
+    #: Fields that the framework does not know or cannot take.
     config_faults: tuple[str, ...] = ()
 
     # FlagScale: pools of every stage; empty where a search has not chosen them yet.
     stage_pools: tuple[tuple[str, ...], ...] = ()
+
+    # DeepSpeed and Accelerate configurations.
+    #: Batch fields that are given nowhere.
+    batch_missing: tuple[str, ...] = ()
+    zero_stage: int = 0
+    gradient_sum: bool = False
+    skips_gradient_norm: bool = False
+    optimizer_offload_share: float = 1.0
+    secondary_shards: int = 1
+    #: Processes and machines that the configuration states (0 = not), and sizes of its mesh.
+    stated_ranks: int = 0
+    stated_nodes: int = 0
+    mesh: tuple[int, ...] = ()
+    mesh_replicas: int = 1
+    mesh_shards: int = 1
+    sequence_ranks: int = 1
+    distributed_type: str = ""
+    fsdp_version: int = 0
+    reshard: str = ""
+    activation_checkpointing: bool = False
+    checkpoint_offload: bool = False
+    loads_on_one_rank: bool = False
+    syncs_module_states: bool = True
+    state_dict_type: str = ""
+    ignored_fields: tuple[str, ...] = ()
 
     # Training flags that Megatron checks together.
     data_sources: int = 1

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from .rule import Rule
 
+#: What any framework needs of the hardware.
+PRECISION: tuple[Rule, ...] = (
+    Rule(
+        "hardware.precision",
+        lambda f: not f.gpus_without_precision,
+        "{f.gpus_without_precision} cannot compute in {f.precision}",
+        "GPU catalog, dense peaks by precision",
+        "step",
+        lambda f: f.precision_alternatives,
+    ),
+)
+
 MODELS: tuple[Rule, ...] = (
     Rule(
         "megatron.M1",
@@ -43,12 +55,5 @@ MODELS: tuple[Rule, ...] = (
         "training/argument_utils.py:320-326",
         "config",
     ),
-    Rule(
-        "hardware.precision",
-        lambda f: not f.gpus_without_precision,
-        "{f.gpus_without_precision} cannot compute in {f.precision}",
-        "GPU catalog, dense peaks by precision",
-        "step",
-        lambda f: f.precision_alternatives,
-    ),
+    *PRECISION,
 )
