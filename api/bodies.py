@@ -76,7 +76,7 @@ Arguments = Annotated[
 ]
 
 
-FormatName = Literal["megatron", "deepspeed", "accelerate"]
+FormatName = Literal["megatron", "torchtitan-toml", "torchtitan-python", "deepspeed", "accelerate"]
 Configuration = Annotated[
     Any,
     BeforeValidator(_configuration),

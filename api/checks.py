@@ -61,7 +61,7 @@ def run_check(data: Any, *, files: bool = False) -> dict[str, Any]:
     given = _given(body, cluster, model, found)
     if name == "megatron":
         _require_few_flags(source, pointer)
-    reading = in_field(pointer, lambda: FORMATS[name](source, given))
+    reading = in_field(pointer, lambda: FORMATS[name].read(source, given))
     return _verdict(reading, body, cluster, found, name)
 
 
@@ -79,9 +79,10 @@ def _source(body: CheckBody, faults: Faults, *, files: bool) -> tuple[Any, str]:
 def _target_of(name: str, target: Target | None) -> Target:
     """The target that a format is checked for."""
     if target is None:
-        return read_target(DEFAULT_TARGET if name == "megatron" else name)
-    if target.framework != name:
-        raise SpecError(Fault("/target", f"{target.name} does not read {name} configurations", (name,)))
+        return read_target(FORMATS[name].target)
+    framework = FORMATS[name].framework
+    if target.framework != framework:
+        raise SpecError(Fault("/target", f"{target.name} does not read {name} configurations", (framework,)))
     return target
 
 
@@ -116,15 +117,18 @@ def _verdict(
         if reading.missing:
             reason = "; ".join(f"{fault.pointer.rpartition('/')[2]} {fault.message}" for fault in reading.missing)
         else:
-            described = reading.describe(cluster)
-            request = _request(described, cluster, described.target or target, body)
             try:
+                described = reading.describe(cluster)
+                request = _request(described, cluster, described.target or target, body)
                 document = document_for_plan(request, described.plan)
-            except IllegalPlan as error:  # what only the model shows
-                violations = list(error.violations)  # type: ignore[arg-type]
-            if document is not None:
                 reason = document.reason
                 best = _best(request, described, body) if body.compare else None
+            except IllegalPlan as error:  # what only the model shows
+                violations = list(error.violations)  # type: ignore[arg-type]
+            except SpecError as error:
+                if name == "megatron":  # its arguments say all; what they lack is asked for
+                    raise
+                reason = "; ".join(f"{fault.pointer.strip('/')} {fault.message}".strip() for fault in error.faults)
     estimate = document.estimate if document is not None else None
     return {
         "format": name,
@@ -202,7 +206,7 @@ def priced_arguments(arguments: list[str], inputs: dict[str, Any], *, files: boo
     named = inputs.get("model")
     model = read_model(named, files=files) if named is not None else None
     body = CheckBody.read({"arguments": arguments})
-    reading = FORMATS["megatron"](arguments, _given(body, cluster, model, target))
+    reading = FORMATS["megatron"].read(arguments, _given(body, cluster, model, target))
     if reading.violations:
         raise IllegalPlan(reading.violations)
     described = reading.describe(cluster)

@@ -20,7 +20,7 @@ def print_check(result: dict[str, Any]) -> None:
     """The verdict of a check with every broken rule."""
     console = _console()
     fits = {None: "", True: ", fits", False: ", does NOT fit"}[result["fits"]]
-    verdict = ("legal" if result["legal"] else "ILLEGAL") + f" for {result['target']}" + fits
+    verdict = ("legal" if result["legal"] else "ILLEGAL") + fits
     console.print(Text(verdict, style="bold"))
     for row in result["violations"]:
         valid = f" (valid: {', '.join(map(str, row['alternatives']))})" if row["alternatives"] else ""

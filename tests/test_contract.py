@@ -139,7 +139,17 @@ def test_checks(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
     legal = ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
     env = ["--env", "CUDA_DEVICE_MAX_CONNECTIONS=1"]
     good = answer(["check", "--world-size", "8", *env, "--json", "--", *ARGUMENTS, *legal], capsys)
-    assert good == {"legal": True, "fits": None, "violations": [], "estimate": None}
+    assert good == {
+        "format": "megatron",
+        "target": "megatron@0.19",
+        "legal": True,
+        "fits": None,
+        "violations": [],
+        "estimate": None,
+        "best": None,
+        "reason": None,
+        "notes": [],
+    }
 
     fitting = answer(["check", "--cluster", "8xH100", *env, "--json", "--", *ARGUMENTS, *legal], capsys)
     assert (fitting["legal"], fitting["fits"]) == (True, True)

@@ -60,7 +60,7 @@ def test_the_newest_version_verified_by_code_is_the_default() -> None:
     assert load_target("torchtitan") == load_target("torchtitan@0.3")
 
 
-@pytest.mark.parametrize("name", ["megatron@0.9", "megatron@", "deepspeed", "", "../workload", "megatron-0.19"])
+@pytest.mark.parametrize("name", ["megatron@0.9", "megatron@", "colossalai", "", "../workload", "megatron-0.19"])
 def test_unknown_targets_list_the_known_ones(name: str) -> None:
     with pytest.raises(SpecError, match="unknown target") as caught:
         load_target(name)

@@ -8,6 +8,7 @@ import typer
 
 from .. import exit_codes, options
 
+FORMATS = ("megatron", "torchtitan-toml", "torchtitan-python", "deepspeed", "accelerate")
 File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="Configuration of any format, instead of --.")]
 WorldSize = Annotated[
     str | None, typer.Option("--world-size", metavar="N", help="Number of ranks. Required without --cluster.")
@@ -22,9 +23,7 @@ Cluster = Annotated[
 ]
 Format = Annotated[
     str | None,
-    typer.Option(
-        "--format", metavar="NAME", help="megatron, deepspeed or accelerate. By default told from the content."
-    ),
+    typer.Option("--format", metavar="NAME", help=f"{', '.join(FORMATS)}. By default told from the content."),
 ]
 Model = Annotated[
     str | None,
@@ -62,7 +61,8 @@ def check(
 ) -> int:
     """Check a configuration of your own: every broken rule, and with a cluster whether it fits.
 
-    Reads Megatron arguments (after --, or a script or YAML), DeepSpeed JSON and Accelerate YAML. No file is ever run.
+    Reads Megatron arguments (after --, or a script or YAML), torchtitan TOML and Python, DeepSpeed JSON and Accelerate
+    YAML. No file is ever run.
     Exit code 4: illegal for the target. 3: legal, but does not fit.
 
     \b
