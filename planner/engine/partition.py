@@ -247,7 +247,7 @@ def split_chunks(busy_s: FloatArray, virtual: int, counted: FloatArray) -> IntAr
         end = np.minimum(np.arange(size + 1)[:, None] + np.arange(1, width + 1)[None, :], size)
         enough = _range_sum(counted[None, :], width)[0] >= 1
         scale = busy_s.sum(axis=-1).max(axis=-1)[:, None, None] / chunks
-        powered = []
+        powered: list[FloatArray] = []
         for stage in range(stages):
             if stage and np.array_equal(busy_s[:, stage], busy_s[:, stage - 1]):
                 powered.append(powered[-1])  # stages of one GPU type take the same time
