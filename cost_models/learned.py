@@ -35,7 +35,7 @@ FAMILIES = {
 }  # fmt: skip
 #: The stack whose runs speak for plans of a target: Megatron-Bridge's releases of 2026 ship the core that
 #: Megatron-LM 0.16 to 0.20 do.
-STACK_OF_TARGET = {"megatron": "megatron-bridge"}
+STACK_OF_TARGET = {"megatron": "megatron-bridge", "bridge": "megatron-bridge"}
 
 
 @dataclass(frozen=True)

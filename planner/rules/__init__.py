@@ -18,6 +18,7 @@ from meshwright.specs.workload import Workload
 
 from .accelerate import ACCELERATE
 from .deepspeed import DEEPSPEED
+from .bridge import BRIDGE, carried
 from .derive import (
     FP8_RECIPES,
     FSDP_STRATEGIES,
@@ -48,6 +49,7 @@ MEGATRON: tuple[Rule, ...] = (*GRID, *PIPELINE, *EXPERTS, *SHARDING, *RECOMPUTE,
 
 #: Rules by the name that a target gives in its field ``rules``.
 RULE_SETS: dict[str, tuple[Rule, ...]] = {
+    "bridge": (*BRIDGE, *carried(MEGATRON)),
     "flagscale": flagscale_rules(MEGATRON),
     "megatron": MEGATRON,
     "torchtitan": TORCHTITAN,

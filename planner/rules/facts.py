@@ -255,6 +255,18 @@ class Facts:
     removed_flags: tuple[str, ...] = ()
     te_cross_entropy_fusion: bool = False
 
+    # Megatron-Bridge's own configuration.
+    #: Virtual stages as configured, 0 where left open; None where the layout is generated with them.
+    stated_vpp: int | None = None
+    data_seq_length: int = 0
+    mixed_precision: str = "bf16_mixed"
+    mixed_precision_known: bool = True
+    finetuning: bool = False
+    packed_sequences: bool = False
+    #: Checkpoints are written or read.
+    saves: bool = False
+    te_rng_tracker: bool = False
+
     @property
     def is_moe(self) -> bool:
         return bool(self.experts)

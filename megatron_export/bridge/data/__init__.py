@@ -1,0 +1,1 @@
+"""Keys and recipes of Megatron-Bridge, taken from its package by .ci/bridge."""
