@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .export import export_bridge
 from .interpret import check_overrides, facts_from_overrides, preset_of
 from .overrides import Overrides, read_overrides
 from .read import model_from_overrides, plan_from_overrides, workload_from_overrides
@@ -10,6 +11,7 @@ from .recipes import load_recipes, recipe_of
 __all__ = [
     "Overrides",
     "check_overrides",
+    "export_bridge",
     "facts_from_overrides",
     "load_recipes",
     "model_from_overrides",

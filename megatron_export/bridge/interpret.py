@@ -25,6 +25,11 @@ VERSION = (0, 6)
 DEFAULT_TE_VERSION = "2.12.0"
 _SIZES = {"num_layers": "model.num_layers", "hidden_size": "model.hidden_size"}
 _SIZES |= {"num_attention_heads": "model.num_attention_heads"}
+#: Rules that look at a setting which some recipes compute.
+_COMPUTED = {
+    "model.pipeline_model_parallel_layout": ("megatron.P1", "megatron.P3", "megatron.P13", "bridge.V1"),
+    "model.seq_length": ("bridge.S1", "megatron.C1", "megatron.T6"),
+}
 _FINETUNE = ("model.peft", "peft")
 _FLAG = re.compile(r"--([a-z][a-z0-9-]+)")
 
@@ -50,7 +55,17 @@ def check_overrides(
             Violation("bridge.A0", f"{fault.pointer.lstrip('/')} {fault.message}".strip(), fault.alternatives)
             for fault in error.faults
         ]
-    return [in_bridge_words(item) for item in violations(facts)]
+    unjudged = _unjudged(overrides)
+    found = [in_bridge_words(item) for item in violations(facts) if item.rule not in unjudged]
+    if facts.missing:  # nothing is known of the layers, only of the grid
+        return [item for item in found if item.rule.startswith(("bridge.", "megatron.W", "megatron.A"))]
+    return found
+
+
+def _unjudged(overrides: Overrides) -> set[str]:
+    """Rules on settings that the recipe computes by code, where the overrides do not set them."""
+    computed = recipe_of(overrides.recipe).get("unread", ()) if overrides.recipe else ()
+    return {rule for key in computed if key not in overrides.given for rule in _COMPUTED.get(key, ())}
 
 
 def facts_from_overrides(

@@ -159,6 +159,8 @@ def _model_words(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
         out["position_embedding_type"] = "rope"
     if isinstance(given.get("cp_comm_type"), str):
         out["cp_comm_type"] = [given["cp_comm_type"]]
+    if not settings.get("model.cpu_offloading"):
+        out["cpu_offloading_num_layers"] = 0
     for name in ("recompute_modules", "offload_modules", "hierarchical_context_parallel_sizes"):
         if isinstance(given.get(name), str):
             out[name] = [given[name]]
@@ -217,7 +219,8 @@ def _overlap(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 
 def _floats(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Numerics: the named recipe, then its fields; Bridge writes them over model, optimizer and gradients."""
-    name = settings.get("mixed_precision", "bf16_mixed")
+    stated = {"mixed_precision.bf16", "mixed_precision.fp16"} & set(settings)
+    name = settings.get("mixed_precision", None if stated else "bf16_mixed")
     said = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("mixed_precision.")}
     if name is None and not said:
         return {}

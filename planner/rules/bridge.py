@@ -30,6 +30,8 @@ PARSER_ONLY = frozenset(
         "megatron.C2",  # positions are as many as the sequence is long
         "megatron.B3",
         "megatron.D1",  # CC:1945 switches both on
+        "megatron.D1g",  # published recipes gather parameters beside compute and reduce gradients after it
+        "megatron.D10g",  # adapters gather FP8 parameters without the distributed optimizer
         "megatron.D4",  # checkpoint formats count only where checkpoints are written: bridge.D1
         "megatron.D4k",
         "megatron.D4d",
