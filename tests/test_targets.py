@@ -50,6 +50,7 @@ def test_megatron_019() -> None:
 
 def test_the_newest_version_verified_by_code_is_the_default() -> None:
     assert [name for name in list_targets() if load_target(name).verified == "code"] == [
+        "bridge@0.6",
         "megatron@0.17",
         "megatron@0.18",
         "megatron@0.19",

@@ -133,9 +133,9 @@ class Run:
         for node in body:
             if isinstance(node, ast.Assign):
                 self.assign(module, node, names)
-            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                self.follow(module, node.value, names)
-            elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+            elif (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) or (
+                isinstance(node, ast.Return) and isinstance(node.value, ast.Call)
+            ):
                 self.follow(module, node.value, names)
 
     def assign(self, module: str, node: ast.Assign, names: dict[str, Any]) -> None:

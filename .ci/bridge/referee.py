@@ -22,10 +22,11 @@ import traceback
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import importlib.util  # noqa: E402
+import importlib.util
 
 _spec = importlib.util.spec_from_file_location("bridge_shims", pathlib.Path(__file__).with_name("shims.py"))
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 shims = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shims)
 

@@ -16,8 +16,8 @@ import types
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "megatron"))
-import shims as core  # noqa: E402  # .ci/megatron/shims.py, by the path above
-import torch  # noqa: E402
+import shims as core  # .ci/megatron/shims.py, by the path above
+import torch
 
 #: Packages that models and data of Bridge import; none takes part in a configuration.
 ABSENT = (
@@ -56,7 +56,17 @@ class _Named(type):
         return _class(name, cls.__module__)
 
 
+class FusedAdam:
+    """TransformerEngine's optimizer, whose signature megatron-core inspects."""
+
+    def __init__(
+        self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
+    ): ...
+
+
 def _class(name: str, module: str) -> Any:
+    if name == "FusedAdam":
+        return FusedAdam
     return _Named(name, (torch.nn.Module,), {"__module__": module})
 
 
@@ -90,13 +100,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Stub what is not installed, then load Bridge."""
-    present = [top for top in ABSENT if top.partition(".")[0] != "megatron" and importlib.util.find_spec(top)]
-    global ABSENT_HERE
-    ABSENT_HERE = tuple(top for top in ABSENT if top not in present)
     import transformers  # noqa: F401  # before the stubs, which it would take for the real packages
 
     sys.meta_path.append(_Finder())
     core.set_gpu(9.0)
-
-
-ABSENT_HERE: tuple[str, ...] = ABSENT

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, Program, launch_files
+from ..launch import LAUNCHERS, NO_SITE, Hosts, Program, Site, in_plan_order, launch_files
 from ..launch.nodes import nodes_of_plan
 from ..launch.shell import comment, exports, plain
 from ..megatron import environment_of
@@ -133,11 +132,12 @@ if __name__ == "__main__":
 
 
 def export_bridge(
-    document: PlanDocument, launcher: str = "torchrun", hosts: Sequence[str] | None = None
+    document: PlanDocument, launcher: str = "torchrun", hosts: Hosts | None = None, site: Site = NO_SITE
 ) -> dict[str, str]:
     """File name to text: overrides, training program, environment, launch scripts, host file, README, the plan.
 
-    ``hosts`` names the plan's nodes in rank order. Raises :class:`SpecError` for a document without a plan, an unknown
+    ``hosts`` names the plan's nodes in rank order, or maps hosts to pools or GPU types; ``site`` adds what the launch
+    scripts need. Raises :class:`SpecError` for a document without a plan, an unknown
     launcher, a plan that the target refuses (each broken rule is a fault), or devices that cannot be launched.
     """
     if document.plan is None:
@@ -150,12 +150,13 @@ def export_bridge(
     broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
     if broken:
         raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    nodes = nodes_of_plan(plan, inputs.cluster, hosts)
+    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
+    nodes = nodes_of_plan(plan, inputs.cluster, names)
     return {
         "overrides.txt": overrides_text(document),
         "train.py": train_program(document),
         "env.sh": _environment(document, plan),
-        **launch_files(inputs.model.name, nodes, PROGRAM, launcher),
+        **launch_files(inputs.model.name, nodes, PROGRAM, launcher, site),
         "README.md": _readme(document, plan, launcher, known=all(node.known for node in nodes)),
         "plan.json": json.dumps(document.to_json(), indent=2, ensure_ascii=False) + "\n",
     }
@@ -233,5 +234,8 @@ def _readme(document: PlanDocument, plan: Plan, launcher: str, *, known: bool) -
         "no cost, set them for a real run.",
     ]
     if not known:
-        lines += ["", "Host names were not known: replace the placeholders in `hostfile`, keeping the order of GPU types."]
+        lines += [
+            "",
+            "Host names were not known: replace the placeholders in `hostfile`, keeping the order of GPU types.",
+        ]
     return "\n".join(lines) + "\n"

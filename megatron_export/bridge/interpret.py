@@ -146,14 +146,22 @@ def preset_of(model_id: str | None) -> str | None:
     if not model_id:
         return None
     short = model_id.rpartition("/")[2]
-    spellings = (short, short.replace("Meta-Llama-3-", "Llama-3.1-"), re.sub(r"-(Base|Instruct|hf)$", "", short))
-    spellings += (re.sub(r"^Meta-", "", short), re.sub(r"-v\d\.\d$", "", short), short.replace("Meta-Llama-3", "Llama-3"))
+    spellings = (
+        short,
+        short.replace("Meta-Llama-3-", "Llama-3.1-"),
+        re.sub(r"-(Base|Instruct|hf)$", "", short),
+        re.sub(r"^Meta-", "", short),
+        re.sub(r"-v\d\.\d$", "", short),
+        short.replace("Meta-Llama-3", "Llama-3"),
+    )
     return next((_presets()[_plain(name)] for name in spellings if _plain(name) in _presets()), None)
 
 
 def in_bridge_words(item: Violation) -> Violation:
     """A violation that names Bridge's keys where a rule of the core names Megatron's arguments."""
-    return Violation(item.rule, _FLAG.sub(_key, item.message), tuple(_FLAG.sub(_key, text) for text in item.alternatives))
+    return Violation(
+        item.rule, _FLAG.sub(_key, item.message), tuple(_FLAG.sub(_key, text) for text in item.alternatives)
+    )
 
 
 def _key(match: re.Match[str]) -> str:

@@ -43,7 +43,7 @@ def plan_from_overrides(
 
     Raises :class:`SpecError` where the settings describe no plan (check the rules first for the reasons).
     """
-    overrides, args = _read(source, model)
+    _, args = _read(source, model)
     try:
         return plan_from_arguments(args, model, cluster, world_size)
     except SpecError as error:

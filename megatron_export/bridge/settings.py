@@ -83,7 +83,7 @@ def model_settings(model: ModelSpec, workload: Workload, target: Target) -> Sett
         if given.get("squared_relu")
         else "gelu"
     )
-    out["model.bias_activation_fusion"] = gated or given.get("bias_gelu_fusion", True) is not False
+    out["model.bias_activation_fusion"] = gated or not given.get("squared_relu")
     out["model.share_embeddings_and_output_weights"] = model.tied_embeddings
     if model.norm == "LayerNorm1P":
         out["model.layernorm_zero_centered_gamma"] = True
@@ -222,7 +222,7 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> Settings:
 
 
 def numeric_settings(workload: Workload) -> Settings:
-    """Precision and the dtypes of gradients and optimizer states; the fields of the recipe that train.py starts from."""
+    """Precision, as fields of the recipe that train.py starts from, and dtypes of gradients and optimizer states."""
     out: Settings = {}
     recipe = RECIPE_OF.get(workload.precision)
     if recipe:
@@ -253,5 +253,3 @@ def numeric_settings(workload: Workload) -> Settings:
 
 def _torch(dtype: str) -> str:
     return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}.get(dtype, dtype)
-
-

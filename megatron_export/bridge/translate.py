@@ -8,6 +8,7 @@ that its recipes share (bridge/recipes/common.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from meshwright.specs.model import ModelSpec
@@ -126,12 +127,15 @@ def arguments_of(settings: Mapping[str, Any], model: ModelSpec | None = None) ->
     return MegatronArguments(given, CORE, environment)
 
 
-def _architecture(model: ModelSpec) -> dict[str, Any]:
-    """Megatron destinations of a model."""
+@lru_cache(maxsize=64)
+def _architecture(model: ModelSpec) -> Mapping[str, Any]:
+    """Megatron destinations of a model, as Bridge's conversions from Hugging Face set them."""
     work = Workload.parse({"global_batch_size": 1, "seq_length": model.max_position_embeddings or 1}, "/workload")
     flags = [*model_flags(model, work, load_target("megatron@0.19")), *expert_flags(model, work)]
     given = dict(read_arguments([part for flag in flags for part in flag]).given)
     given.pop("max_position_embeddings", None)
+    if model.is_moe:
+        given["moe_grouped_gemm"] = True
     return given
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from .facts import Facts
 from .logic import both, either, implies, no
 from .rule import Rule
 
@@ -49,10 +50,13 @@ PARSER_ONLY = frozenset(
 def carried(megatron: Iterable[Rule]) -> tuple[Rule, ...]:
     """The rules of the core under Bridge; releases of Bridge are not those of the core."""
     return tuple(
-        replace(rule, since=None, until=None)
-        for rule in megatron
-        if rule.applies(CORE) and rule.id not in PARSER_ONLY
+        replace(rule, since=None, until=None) for rule in megatron if rule.applies(CORE) and rule.id not in PARSER_ONLY
     )
+
+
+def _chunks(f: Facts) -> tuple[str, ...]:
+    chunks = len(f.layout.chunks) if f.layout else 0
+    return f"model.virtual_pipeline_model_parallel_size={chunks // int(f.pp)}", "a new layout"
 
 
 BRIDGE: tuple[Rule, ...] = (
@@ -77,11 +81,11 @@ BRIDGE: tuple[Rule, ...] = (
         lambda f: (
             f.layout is None or f.stated_vpp is None or len(f.layout.chunks) == int(f.pp) * max(int(f.stated_vpp), 1)
         ),
-        "the layout has a number of stage chunks other than PP {f.pp} x virtual stages {f.stated_vpp} (0 = not set): it "
-        "was written for another split, and the core would quietly take its virtual stages",
+        "the layout's stage chunks are not PP {f.pp} x virtual stages {f.stated_vpp} (0 = not set): it was "
+        " written for another split, and the core would quietly take its virtual stages",
         "TC:1968-1981, CO:467 (p2p overlap is chosen before the layout is read)",
         "config",
-        lambda f: (f"virtual_pipeline_model_parallel_size={len(f.layout.chunks) // int(f.pp)}", "a new layout"),
+        _chunks,
         after=("megatron.P12",),
     ),
     Rule(
@@ -94,9 +98,7 @@ BRIDGE: tuple[Rule, ...] = (
     ),
     Rule(
         "bridge.F1",
-        lambda f: implies(
-            both(f.finetuning, f.cp > 1), both(f.per_token_loss, not f.average_in_collective)
-        ),
+        lambda f: implies(both(f.finetuning, f.cp > 1), both(f.per_token_loss, not f.average_in_collective)),
         "fine-tuning with CP {f.cp} needs model.calculate_per_token_loss=true and ddp.average_in_collective=false",
         "CC:1452-1457",
         "validate",
