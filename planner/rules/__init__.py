@@ -17,8 +17,8 @@ from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
 from .accelerate import ACCELERATE
-from .deepspeed import DEEPSPEED
 from .bridge import BRIDGE, carried
+from .deepspeed import DEEPSPEED
 from .derive import (
     FP8_RECIPES,
     FSDP_STRATEGIES,
