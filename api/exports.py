@@ -7,8 +7,8 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshwright.megatron_export import EXPORTERS, LAUNCHERS
-from meshwright.megatron_export.launch import NO_SITE, Hosts, Site, hosts_of
+from meshwright.megatron_export import EXPORTERS
+from meshwright.megatron_export.launch import NO_SITE, Hosts, Site, hosts_of, require_launcher
 from meshwright.megatron_export.peers import PEER_EXPORTERS
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.rules import facts_of_plan, violations
@@ -90,12 +90,6 @@ def _require_legal(document: PlanDocument, plan: Plan) -> None:
     broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
     if broken:
         raise IllegalPlan(broken)
-
-
-def require_launcher(launcher: str) -> None:
-    """:class:`SpecError` for a launcher that no exporter knows."""
-    if launcher not in LAUNCHERS:
-        raise SpecError(Fault("/launcher", f"{launcher[:40]!r} is not a launcher", tuple(LAUNCHERS)))
 
 
 def read_place(hosts: Any, site: Any) -> tuple[Hosts | None, Site]:

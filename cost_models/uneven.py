@@ -113,7 +113,7 @@ def _pools(cluster: ClusterSpec, span: int) -> tuple[Pool, ...]:
 def placeable(plan: Plan, cluster: ClusterSpec) -> bool:
     """Whether the plan lies in one pool, which has unequal leaves, and has the rank order that is known here; others
     are priced as :data:`WORST`."""
-    used = {group.pool for stage in plan.stages for group in stage.groups}
+    used = set(plan.pools)
     alike = len({stage.degrees for stage in plan.stages}) == 1 and all(len(stage.groups) == 1 for stage in plan.stages)
     if len(used) > 1 or not alike or plan.rank_order != DATA_INSIDE or not plan.devices:
         return False

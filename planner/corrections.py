@@ -35,7 +35,7 @@ def estimate_of(request: PlanRequest, plan: Plan, spans: Spans | None = None) ->
     )
     if request.calibration is None:
         return found
-    used = {group.pool for stage in plan.stages for group in stage.groups}
+    used = set(plan.pools)
     pools = zip(request.cluster.pools, _entries(request), strict=True)
     return calibrated(found, request.calibration, [entry for pool, entry in pools if pool.name in used])
 

@@ -205,6 +205,11 @@ class Plan(Document):
             raise ValueError(f"{name} is {stated}, but the stages have {sorted(found)}")
 
     @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools that it uses, in the order in which stages meet them."""
+        return tuple(dict.fromkeys(group.pool for stage in self.stages for group in stage.groups))
+
+    @property
     def num_ranks(self) -> int:
         return sum(stage.degrees.tp * stage.degrees.cp * stage.degrees.dp for stage in self.stages)
 

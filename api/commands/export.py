@@ -66,12 +66,12 @@ def export(
       meshwright export plan.json --launcher slurm --site site.yaml --hosts hosts.yaml -o run
       meshwright export plan.json --target flagscale -o run
     """
-    from meshwright.megatron_export.launch import NO_SITE, Site, read_hosts
+    from meshwright.megatron_export.launch import NO_SITE, Site, read_hosts, require_launcher
     from meshwright.specs.errors import Fault, SpecError
     from meshwright.specs.files import read_document, read_text
 
     from ..answers import plan_of
-    from ..exports import export_files, require_launcher
+    from ..exports import export_files
     from ..files import require_folder, write_folder
     from ..output import emit, message, to_json
     from ..plan_files import require_plan_file

@@ -138,7 +138,7 @@ def _check_destinations(faults: Faults, output: str | None, export: str | None, 
     if output is not None:
         faults.of("", lambda: require_file_place(output))
     if launcher is not None:
-        from ..exports import require_launcher
+        from meshwright.megatron_export.launch import require_launcher
 
         faults.of("", lambda: require_launcher(launcher))
         if export is None:

@@ -19,10 +19,9 @@ from meshwright.planner.answer.explain import describe
 from meshwright.planner.corrections import estimate_of
 from meshwright.planner.engine.arrangements import Arrangement
 from meshwright.planner.engine.explore import Search
-from meshwright.planner.engine.finalists import Finalist
+from meshwright.planner.engine.finalists import Finalist, fitting
 from meshwright.planner.engine.pinned import without_forbidden
 from meshwright.planner.engine.space import block_mode, candidates
-from meshwright.planner.engine.splits import fewest_recomputed_virtual
 from meshwright.planner.errors import IllegalPlan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import plan as searched_plan
@@ -167,14 +166,7 @@ def _evenly(priced: Any, index: IntArray) -> Iterable[Finalist]:
         starts = np.cumsum([0, *sizes])[1:-1]
         one = np.array([0, *decoders[starts], len(priced.counted)], dtype=np.int64)
         cuts = np.broadcast_to(one, (len(same), len(one)))
-        leading = np.zeros(len(same), dtype=np.int64)
-        block = priced.is_block[same]
-        if block.any():
-            leading[block] = fewest_recomputed_virtual(priced, same[block], cuts[block])
-        sums = priced.sums(same, cuts, leading)
-        bound = priced.bound_s(same, sums)
-        for k in np.flatnonzero(sums.fits).tolist():
-            yield Finalist(priced, int(same[k]), one, np.inf, float(bound[k]), int(leading[k]))
+        yield from fitting(priced, same, cuts)
 
 
 def topology_blind(request: PlanRequest) -> Baseline:

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Facts, violations
+from meshwright.planner.rules.derive import version_of
 from meshwright.planner.single import estimate_degrees
 from meshwright.specs.attention import MLAAttention, SoftmaxAttention
 from meshwright.specs.cluster import ClusterSpec
@@ -54,7 +55,7 @@ def _facts(settings: AccelerateSettings, given: Given) -> Facts:
     attention = [kind.attention for kind in given.model.kinds] if given.model else []
     return Facts(
         rule_set="accelerate",
-        version=tuple(int(part) for part in given.target.version.split(".")),
+        version=version_of(given.target),
         world_size=world,
         tp=tp,
         cp=cp,

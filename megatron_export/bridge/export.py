@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 
-from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.specs.document import PlanDocument
-from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, NO_SITE, Hosts, Program, Site, in_plan_order, launch_files
-from ..launch.nodes import nodes_of_plan
+from ..launch import NO_SITE, Hosts, Program, Site, launch_files, legal_nodes, plan_in, require_launcher
 from ..launch.shell import comment, exports, plain
 from ..megatron import environment_of
 from .overrides import format_value
@@ -140,18 +137,9 @@ def export_bridge(
     scripts need. Raises :class:`SpecError` for a document without a plan, an unknown
     launcher, a plan that the target refuses (each broken rule is a fault), or devices that cannot be launched.
     """
-    if document.plan is None:
-        raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
-    if launcher not in LAUNCHERS:
-        raise SpecError(Fault("/launcher", f"{launcher!r} is not a launcher", tuple(LAUNCHERS)))
-    inputs, plan = document.inputs, document.plan
-    pools = dict.fromkeys(group.pool for stage in plan.stages for group in stage.groups)
-    gpus = [inputs.cluster.gpu_of(inputs.cluster.pool(name)) for name in pools]
-    broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
-    if broken:
-        raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
-    nodes = nodes_of_plan(plan, inputs.cluster, names)
+    inputs, plan = document.inputs, plan_in(document)
+    require_launcher(launcher)
+    nodes = legal_nodes(document, hosts)
     return {
         "overrides.txt": overrides_text(document),
         "train.py": train_program(document),

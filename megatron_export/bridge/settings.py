@@ -14,13 +14,13 @@ from meshwright.planner.rules import (
 )
 from meshwright.specs.attention import LinearAttention, MLAAttention
 from meshwright.specs.document import PlanDocument
-from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.feed_forward import MoEFFN
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import Hsdp, Plan
 from meshwright.specs.target import Target
 from meshwright.specs.workload import Workload
 
+from ..launch import plan_in
 from ..megatron import read_arguments
 from ..megatron.model_flags import expert_flags, model_flags
 from ..megatron.plan_flags import even_layout
@@ -45,9 +45,7 @@ _REWORDED = (
 
 def bridge_settings(document: PlanDocument) -> dict[str, Settings]:
     """All settings of a document's plan by section. The plan must be legal."""
-    plan = document.plan
-    if plan is None:
-        raise SpecError(Fault("/plan", "the document has no plan to export"))
+    plan = plan_in(document)
     model, workload, target = document.inputs.model, document.inputs.workload, document.inputs.target
     return {
         "Model": model_settings(model, workload, target),

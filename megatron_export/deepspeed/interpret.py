@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Facts, violations
+from meshwright.planner.rules.derive import version_of
 from meshwright.planner.single import estimate_degrees
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.errors import Fault, SpecError
@@ -72,7 +73,7 @@ def facts_of(settings: DeepSpeedSettings, given: Given, tp: int, pp: int, dp: in
     asked = bool(settings.micro_batch_size or settings.train_batch_size or settings.automatic)
     return Facts(
         rule_set="deepspeed",
-        version=tuple(int(part) for part in given.target.version.split(".")),
+        version=version_of(given.target),
         world_size=given.world_size,
         tp=tp,
         pp=pp,

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, NO_SITE, Hosts, Site, in_plan_order
-from ..launch.nodes import Node, nodes_of_plan
+from ..launch import LAUNCHERS, NO_SITE, Hosts, Site, legal_nodes, plan_in
+from ..launch.nodes import Node
 from ..launch.shell import label, plain
 from ..megatron.export import environment_of, megatron_arguments
 from ..megatron.site_flags import with_site
@@ -66,19 +65,11 @@ def export_flagscale(
     Raises :class:`SpecError` for a document without a plan, a plan that the target refuses (each broken rule is a
     fault), a launcher that starts nodes itself, or devices that cannot be launched.
     """
-    if document.plan is None:
-        raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
+    plan = plan_in(document)
     if launcher not in OWN_LAUNCHERS:
         known = "is started by FlagScale's own runner" if launcher in LAUNCHERS else "is not a launcher"
         raise SpecError(Fault("/launcher", f"{launcher[:40]!r}: a FlagScale plan {known}", OWN_LAUNCHERS))
-    inputs, plan = document.inputs, document.plan
-    pools = dict.fromkeys(group.pool for stage in plan.stages for group in stage.groups)
-    gpus = [inputs.cluster.gpu_of(inputs.cluster.pool(name)) for name in pools]
-    broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
-    if broken:
-        raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
-    nodes = nodes_of_plan(plan, inputs.cluster, names)
+    nodes = legal_nodes(document, hosts)
     types = device_types(nodes)
     return {
         "conf/experiment.yaml": _yaml(_experiment(document, nodes, site)),

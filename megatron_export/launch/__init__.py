@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .checked import legal_nodes, plan_in, require_launcher
 from .hosts import Hosts, hosts_of, in_plan_order, read_hosts
 from .program import Program
 from .scripts import LAUNCHERS, START, launch_files
@@ -17,5 +18,8 @@ __all__ = [
     "hosts_of",
     "in_plan_order",
     "launch_files",
+    "legal_nodes",
+    "plan_in",
     "read_hosts",
+    "require_launcher",
 ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from meshwright.planner.rules import OFFLOAD_ENVIRONMENT, facts_of_plan, uses_fsdp, violations
+from meshwright.planner.rules import OFFLOAD_ENVIRONMENT, uses_fsdp
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.document import PlanDocument
-from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, NO_SITE, START, Hosts, Program, Site, in_plan_order, launch_files
-from ..launch.nodes import Node, nodes_of_plan
+from ..launch import NO_SITE, START, Hosts, Program, Site, launch_files, legal_nodes, plan_in, require_launcher
+from ..launch.nodes import Node
 from ..launch.program import Setting
 from ..launch.shell import argument_array, comment, exports, literal, plain
 from .arguments import read_arguments
@@ -59,17 +58,9 @@ def export_megatron(
     does not know. Raises :class:`SpecError` for a document without a plan, an unknown launcher, a plan that the target
     refuses (each broken rule is a fault), devices that cannot be launched, or a site that contradicts the plan.
     """
-    if document.plan is None:
-        raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
-    if launcher not in LAUNCHERS:
-        raise SpecError(Fault("/launcher", f"{launcher!r} is not a launcher", tuple(LAUNCHERS)))
-    inputs, plan = document.inputs, document.plan
-    gpus = [inputs.cluster.gpu_of(inputs.cluster.pool(name)) for name in _pools(plan)]
-    broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
-    if broken:
-        raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
-    nodes = nodes_of_plan(plan, inputs.cluster, names)
+    inputs, plan = document.inputs, plan_in(document)
+    require_launcher(launcher)
+    nodes = legal_nodes(document, hosts)
     name = inputs.model.name
     return {
         "train_args.sh": _train_args(document, plan, site),
@@ -85,9 +76,7 @@ def megatron_arguments(document: PlanDocument) -> dict[str, Flags]:
 
     Raises :class:`SpecError` that names each flag or value that the target's version does not have.
     """
-    plan = document.plan
-    if plan is None:
-        raise SpecError(Fault("/plan", "the document has no plan to export"))
+    plan = plan_in(document)
     model, workload, target = document.inputs.model, document.inputs.workload, document.inputs.target
     sections = {
         "Model": model_flags(model, workload, target),
@@ -109,14 +98,10 @@ def environment_of(plan: Plan, cluster: ClusterSpec) -> dict[str, str | None]:
     if uses_fsdp(plan.sharding) or plan.options.ep_comm_overlap:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": None, **offload}
     degrees = plan.stages[0].degrees
-    capabilities = [cluster.gpu_of(cluster.pool(name)).compute_capability or 0.0 for name in _pools(plan)]
+    capabilities = [cluster.gpu_of(cluster.pool(name)).compute_capability or 0.0 for name in plan.pools]
     if (degrees.tp > 1 or degrees.cp > 1) and min(capabilities) < BLACKWELL:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **offload}
     return {**offload}
-
-
-def _pools(plan: Plan) -> list[str]:
-    return list(dict.fromkeys(group.pool for stage in plan.stages for group in stage.groups))
 
 
 def _train_args(document: PlanDocument, plan: Plan, site: Site) -> str:
@@ -142,7 +127,7 @@ def _environment(plan: Plan, cluster: ClusterSpec) -> str:
 def _readme(document: PlanDocument, plan: Plan, nodes: Sequence[Node], launcher: str) -> str:
     inputs = document.inputs
     degrees = plan.stages[0].degrees
-    pools = ", ".join(f"{sum(node.pool == pool for node in nodes)} x {pool}" for pool in _pools(plan))
+    pools = ", ".join(f"{sum(node.pool == pool for node in nodes)} x {pool}" for pool in plan.pools)
     lines = [
         f"# {plain(inputs.model.name)} on {plain(inputs.cluster.name)}",
         "",

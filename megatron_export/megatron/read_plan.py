@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast, get_args
 
+from meshwright.planner.answer.assemble import devices_in
 from meshwright.planner.rules import Facts, Layout
 from meshwright.specs.cluster import ClusterSpec
 from meshwright.specs.errors import Fault, SpecError
@@ -206,18 +207,7 @@ def devices_of(cluster: ClusterSpec, world: int) -> tuple[Devices, ...]:
         count = min(pool.num_gpus, world - first)
         if count <= 0:
             break
-        nodes = -(-count // pool.gpus_per_node)
-        if pool.hosts is None:
-            out.append(
-                Devices(ranks=format_range(first, first + count - 1), pool=pool.name, nodes=format_range(0, nodes - 1))
-            )
-        else:
-            for node in range(nodes):
-                low = first + node * pool.gpus_per_node
-                high = min(low + pool.gpus_per_node, first + count) - 1
-                out.append(
-                    Devices(ranks=format_range(low, high), pool=pool.name, nodes=str(node), host=pool.hosts[node])
-                )
+        out += devices_in(pool, first, count)
         first += count
     return tuple(out)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from meshwright.planner.rules import facts_of_plan, violations
 from meshwright.planner.rules.derive import version_of
 from meshwright.planner.rules.torchtitan_models import PYTHON_CONFIG
 from meshwright.specs.document import PlanDocument
 from meshwright.specs.errors import Fault, SpecError
 from meshwright.specs.plan import Plan
 
-from ..launch import LAUNCHERS, NO_SITE, START, Hosts, Program, Site, in_plan_order, launch_files
-from ..launch.nodes import Node, nodes_of_plan
+from ..launch import NO_SITE, START, Hosts, Program, Site, launch_files, legal_nodes, plan_in, require_launcher
+from ..launch.nodes import Node
 from ..launch.program import Setting
 from ..launch.shell import plain
 from . import python_files, toml_files
@@ -54,18 +53,9 @@ def export_torchtitan(
     """
     if site.arguments:
         raise SpecError(Fault("/site/arguments", "are Megatron-LM's; set data and tokenizer in the configuration"))
-    if document.plan is None:
-        raise SpecError(Fault("/plan", f"the document has no plan to export ({document.reason or document.status})"))
-    if launcher not in LAUNCHERS:
-        raise SpecError(Fault("/launcher", f"{launcher!r} is not a launcher", tuple(LAUNCHERS)))
-    inputs, plan = document.inputs, document.plan
-    pools = dict.fromkeys(group.pool for stage in plan.stages for group in stage.groups)
-    gpus = [inputs.cluster.gpu_of(inputs.cluster.pool(name)) for name in pools]
-    broken = violations(facts_of_plan(plan, inputs.model, inputs.workload, inputs.target, gpus))
-    if broken:
-        raise SpecError(Fault("/plan", f"{item.rule}: {item.message}", item.alternatives) for item in broken)
-    names = None if hosts is None else in_plan_order(hosts, plan, inputs.cluster)
-    nodes = nodes_of_plan(plan, inputs.cluster, names)
+    inputs, plan = document.inputs, plan_in(document)
+    require_launcher(launcher)
+    nodes = legal_nodes(document, hosts)
     python = version_of(inputs.target) >= PYTHON_CONFIG
     return {
         **configuration_files(document),
@@ -78,9 +68,7 @@ def export_torchtitan(
 
 def configuration_files(document: PlanDocument) -> dict[str, str]:
     """What torchtitan itself reads: ``train.toml`` and ``plan_model.py``, or ``plan_config.py``."""
-    inputs, plan = document.inputs, document.plan
-    if plan is None:
-        raise SpecError(Fault("/plan", "the document has no plan to export"))
+    inputs, plan = document.inputs, plan_in(document)
     version = version_of(inputs.target)
     shape = shape_of(inputs.model, version)
     preset = preset_of(shape, version)

@@ -11,7 +11,7 @@ from meshwright.cost_models.overlap import default_overlap
 from meshwright.cost_models.protocol import BlockTable
 from meshwright.cost_models.rank_order import DATA_INSIDE, stages_inside
 from meshwright.specs.batch import IntArray
-from meshwright.specs.cluster import ClusterSpec
+from meshwright.specs.cluster import ClusterSpec, Pool
 from meshwright.specs.model import ModelSpec
 from meshwright.specs.plan import (
     Chunk,
@@ -146,6 +146,23 @@ def ranks_of_stage(rank_order: str, stage: int, stages: int, block: int, copies:
     return tuple(format_range(first, first + block - 1) for first in firsts)
 
 
+def devices_in(pool: Pool, first: int, ranks: int) -> list[Devices]:
+    """So many ranks from ``first`` on to the first nodes of a pool; one entry a node where hosts are known."""
+    nodes = -(-ranks // pool.gpus_per_node)
+    if pool.hosts is None:
+        return [Devices(ranks=format_range(first, first + ranks - 1), pool=pool.name, nodes=format_range(0, nodes - 1))]
+    lows = [first + node * pool.gpus_per_node for node in range(nodes)]
+    return [
+        Devices(
+            ranks=format_range(low, min(low + pool.gpus_per_node, first + ranks) - 1),
+            pool=pool.name,
+            nodes=str(node),
+            host=pool.hosts[node],
+        )
+        for node, low in enumerate(lows)
+    ]
+
+
 def devices_of(cluster: ClusterSpec, arrangement: Arrangement) -> tuple[Devices, ...]:
     """Ranks to nodes, pool by pool in pipeline order; one entry a node where hosts are known."""
     out: list[Devices] = []
@@ -153,18 +170,7 @@ def devices_of(cluster: ClusterSpec, arrangement: Arrangement) -> tuple[Devices,
     for index, stages in zip(arrangement.pools, arrangement.stages, strict=True):
         pool = cluster.pools[index]
         ranks = stages * arrangement.stage_ranks
-        nodes = -(-ranks // pool.gpus_per_node)
-        if pool.hosts is None:
-            out.append(
-                Devices(ranks=format_range(first, first + ranks - 1), pool=pool.name, nodes=format_range(0, nodes - 1))
-            )
-        else:
-            for node in range(nodes):
-                low = first + node * pool.gpus_per_node
-                high = min(low + pool.gpus_per_node, first + ranks) - 1
-                out.append(
-                    Devices(ranks=format_range(low, high), pool=pool.name, nodes=str(node), host=pool.hosts[node])
-                )
+        out += devices_in(pool, first, ranks)
         first += ranks
     return tuple(out)
 

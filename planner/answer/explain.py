@@ -204,7 +204,7 @@ def left_out(result: SearchResult, plan: Plan | None, cluster: ClusterSpec) -> l
     ]
     if plan is None:
         return out
-    used = {group.pool for stage in plan.stages for group in stage.groups}
+    used = set(plan.pools)
     for index, pool in enumerate(cluster.pools):
         if pool.name in used or index in result.refused_pools:
             continue

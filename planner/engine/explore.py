@@ -25,11 +25,11 @@ from ..corrections import cost_model
 from ..request import PlanRequest
 from .arrangements import Arrangement, arrangements, refused_pools
 from .bounds import SplitBounds, Test
-from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, improved, refined, simulated
+from .finalists import Finalist, Podium, SearchResult, count_splits, every_split, fitting, improved, refined, simulated
 from .open_bound import OpenBound
 from .pricing import PricedBatch, in_block_mode, with_recompute
 from .space import candidates
-from .splits import fewest_recomputed_virtual, split_plain, split_virtual
+from .splits import split_plain, split_virtual
 
 Progress = Callable[[str, int, int], None]
 #: Candidates split together in search of the first that fits.
@@ -352,17 +352,7 @@ class Search:
         for virtual in np.unique(priced.batch.vpp[index]):
             same = index[priced.batch.vpp[index] == virtual]
             self.result.split += len(same)
-            cuts = split_virtual(priced, same)
-            leading = np.zeros(len(same), dtype=np.int64)
-            block = priced.is_block[same]
-            if block.any():
-                leading[block] = fewest_recomputed_virtual(priced, same[block], cuts[block])
-            sums = priced.sums(same, cuts, leading)
-            bound = priced.bound_s(same, sums)
-            out += [
-                Finalist(priced, int(same[k]), cuts[k], np.inf, float(bound[k]), int(leading[k]))
-                for k in np.flatnonzero(sums.fits)
-            ]
+            out += fitting(priced, same, split_virtual(priced, same))
         return out
 
     def _bounds(self, priced: PricedBatch) -> SplitBounds:

@@ -16,7 +16,7 @@ from meshwright.specs.batch import BoolArray, FloatArray, IntArray
 
 from .partition import splits_by_bound
 from .pricing import PricedBatch
-from .splits import LEAST_GAIN, MOVES_TRIED, improved_cuts, stage_tables
+from .splits import LEAST_GAIN, MOVES_TRIED, fewest_recomputed_virtual, improved_cuts, stage_tables
 
 #: Chunk passes replayed at most to improve the split of one finalist.
 IMPROVEMENT_PASSES = 400_000
@@ -113,6 +113,21 @@ class Podium:
         """What a candidate of degrees ``key`` must stay below."""
         out: FloatArray = np.minimum(self._best_s[key], self.last_s)
         return out
+
+
+def fitting(priced: PricedBatch, index: IntArray, cuts: IntArray) -> list[Finalist]:
+    """Candidates under their ``cuts`` [n, chunks + 1], with the fewest layers recomputed that then fit; none that do
+    not."""
+    leading = np.zeros(len(index), dtype=np.int64)
+    block = priced.is_block[index]
+    if block.any():
+        leading[block] = fewest_recomputed_virtual(priced, index[block], cuts[block])
+    sums = priced.sums(index, cuts, leading)
+    bound = priced.bound_s(index, sums)
+    return [
+        Finalist(priced, int(index[k]), cuts[k], np.inf, float(bound[k]), int(leading[k]))
+        for k in np.flatnonzero(sums.fits)
+    ]
 
 
 def simulated(finalist: Finalist) -> Finalist:
